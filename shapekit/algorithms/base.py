@@ -93,8 +93,8 @@ MOST_UNITS = 2**53 - 1
 class Shift(NamedTuple):
     """How a hold, or its end, has moved waiting calls; instants are those before that."""
 
-    now: int
-    """The present: who was to leave by then may have left."""
+    present: int
+    """Who was to leave by then may have left."""
     first: int
     """The first departure that has moved."""
     newest: int
@@ -123,7 +123,7 @@ class Shift(NamedTuple):
         for begun, count in counts:
             end = bounds(begun)[1]
             at, last = self._busy(max(begun, self.first), min(end - 1, self.newest))
-            has_begun = begun <= self.now
+            has_begun = begun <= self.present
             if at > last or (has_begun and at + by < end):
                 add(begun, count)
             elif has_begun:

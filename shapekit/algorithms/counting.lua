@@ -52,7 +52,7 @@ function Counting:shifted_counts(s, numbers, moved)
         local begun, count = s[place], s[place + 1]
         local _, ends = self:bounds(begun)
         local at, last = busy(math.max(begun, moved.first), math.min(ends - 1, moved.newest))
-        local has_begun = begun <= moved.now
+        local has_begun = begun <= moved.present
         if at > last or (has_begun and at + by < ends) then
             add(begun, count)
         elseif has_begun then

@@ -120,7 +120,7 @@ function PeriodCounter:shifted(s, moved, skew)
         -- If time goes back, a period is remembered for longer.
         if moved.by < 0 then
             opens = math.max(before, opens)
-        elseif start <= moved.now or before < opens then
+        elseif start <= moved.present or before < opens then
             opens = before
         end
         after[#after + 1], after[#after + 2], after[#after + 3] = start, counts[start], opens

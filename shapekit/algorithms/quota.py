@@ -204,7 +204,7 @@ class PeriodCounter(Counting[Used]):
             before = opened.get(start, opens)
             if moved.by < 0:
                 opens = max(before, opens)
-            elif start <= moved.now or before < opens:
+            elif start <= moved.present or before < opens:
                 opens = before
             after += (start, used, opens)
         return tuple(after)

@@ -235,7 +235,7 @@ function Constraints:own_shift(index, states, moved, shift, skew)
         return count
     end
     local own = {by = moved.by, most = most, pauses = {}}
-    for _, instant in ipairs({"now", "first", "newest"}) do own[instant] = moved[instant] + offset end
+    for _, instant in ipairs({"present", "first", "newest"}) do own[instant] = moved[instant] + offset end
     for place, instant in ipairs(moved.pauses) do own.pauses[place] = instant + offset end
     return own, offset + moved.by
 end

@@ -335,9 +335,9 @@ class Constraints(Value):
                 at = instant - offset
                 return min([moved.most(at), *(one.since(state, at) for one, state in own)])
 
-            now, first, newest = (at + offset for at in moved[:3])
+            present, first, newest = (at + offset for at in moved[:3])
             pauses = [(left + offset, following + offset) for left, following in moved.pauses]
-            yield place, limit, Shift(now, first, newest, moved.by, most, pauses), offset + moved.by
+            yield place, limit, Shift(present, first, newest, moved.by, most, pauses), offset + moved.by
 
     def resumed(self, states: States, at: int, newest: int, shift: int) -> States:
         """The states after a hold was ended early: real time is ahead of the queue's by this `shift` now."""

@@ -460,7 +460,7 @@ function LeakyQueue:shift(line, first, by, now)
         local room, room_rest = minus(tail, tail_rest, at - 1, 0, self.q)
         return Exact.greatest(units, function(some) return not less(room, room_rest, self:spread(some)) end)
     end
-    return {now = now - line[7], first = first, newest = newest, by = by, most = most, pauses = book[10] or {}}
+    return {present = now - line[7], first = first, newest = newest, by = by, most = most, pauses = book[10] or {}}
 end
 
 function LeakyQueue:next_slot(tail, tail_rest, at)
