@@ -122,7 +122,7 @@ class Shift(NamedTuple):
 
         for begun, count in counts:
             end = bounds(begun)[1]
-            at, last = self._busy(max(begun, self.first), min(end - 1, self.newest))
+            at, last = self._next(max(begun, self.first)), min(end - 1, self.newest)
             has_begun = begun <= self.present
             if at > last or (has_begun and at + by < end):
                 add(begun, count)
@@ -132,17 +132,12 @@ class Shift(NamedTuple):
                 start, over = bounds(at + by)
                 if start != begun or not has_begun:
                     add(start, count if by < 0 else min(count, self.most(at)))
-                at, _ = self._busy(over - by, last)
+                at = self._next(over - by)
         return dict(sorted(after.items()))
 
-    def _busy(self, first: int, last: int) -> tuple[int, int]:
-        """The first and the last departure that there may have been in a span."""
-        for left, following in self.pauses:
-            if left < first < following:
-                first = following
-            if left < last < following:
-                last = left
-        return first, last
+    def _next(self, at: int) -> int:
+        """The first instant from this one on at which a call may have been to leave."""
+        return next((following for left, following in self.pauses if left < at < following), at)
 
     def fits(self, counts: Iterable[tuple[int, int]], bounds: Bounds, limit: int) -> bool:
         """Whether no period counts more than its limit because of that."""

@@ -39,19 +39,18 @@ function Counting:shifted_counts(s, numbers, moved)
         if not counts[start] then starts[#starts + 1] = start end
         counts[start] = math.min((counts[start] or 0) + units, Exact.LARGEST)
     end
-    -- The first and the last departure that there may have been in a span.
-    local function busy(first, last)
+    -- The first instant from this one on at which a call may have been to leave.
+    local function next_from(at)
         for index = 1, #moved.pauses, 2 do
             local left, following = moved.pauses[index], moved.pauses[index + 1]
-            if left < first and first < following then first = following end
-            if left < last and last < following then last = left end
+            if left < at and at < following then return following end
         end
-        return first, last
+        return at
     end
     for place = 1, #s, numbers do
         local begun, count = s[place], s[place + 1]
         local _, ends = self:bounds(begun)
-        local at, last = busy(math.max(begun, moved.first), math.min(ends - 1, moved.newest))
+        local at, last = next_from(math.max(begun, moved.first)), math.min(ends - 1, moved.newest)
         local has_begun = begun <= moved.present
         if at > last or (has_begun and at + by < ends) then
             add(begun, count)
@@ -63,7 +62,7 @@ function Counting:shifted_counts(s, numbers, moved)
             if start ~= begun or not has_begun then add(start, by < 0 and count or moved.most(at, count)) end
             -- If a double is too short for that instant, it would not get further.
             if over - by <= at then damaged() end
-            at = busy(over - by, last)
+            at = next_from(over - by)
         end
     end
     table.sort(starts)

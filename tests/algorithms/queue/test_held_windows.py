@@ -7,10 +7,21 @@ lets no call leave sooner and its end none later, and a forecast is right.
 import random
 from bisect import bisect_left
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
-from shapekit import GCRA, FixedWindow, ManualClock, Policy, Quota, Shaper, SlidingWindow, all_of
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    ManualClock,
+    Policy,
+    Quota,
+    Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
+    all_of,
+)
 from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.queue.queue import SOON_US
 from shapekit.algorithms.queue.slots import MOST_PAUSES, Grant
@@ -279,17 +290,66 @@ def test_part_of_a_composite_counts_whom_a_hold_puts_off_where_they_leave(part):
 
 
 @MINUTES
-def test_what_a_hold_took_from_a_window_its_end_brings_back(gate):
+@pytest.mark.parametrize("length", [10, 30, 40])
+def test_what_a_hold_took_from_a_window_its_end_brings_back(gate, length):
     clock, shaper = shaper_of("1/s", gates=(gate,))
     left = [shaper.reserve() for _ in range(3)]
     clock.set(30)
     slots = [shaper.reserve() for _ in range(4)]
     for _ in range(3):
-        shaper.hold(40)
+        shaper.hold(length)
         clock.advance(1)
         assert shaper.resume() < 5
     slots += [shaper.reserve(max_wait=1_000) for _ in range(10)]
     assert leaves(clock, shaper, *slots)[0] == 10 - len(left)
+
+
+@MINUTES
+def test_a_window_counts_no_calls_that_are_known_to_leave_in_another(gate):
+    """Ten leave in the first second of each minute: a hold moves them within theirs."""
+    clock, shaper = shaper_of("10/s", gates=(gate,))
+    slots = [shaper.reserve(max_wait=1_000) for _ in range(22)][10:]
+    clock.set(30)
+    shaper.hold(40)
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(12)]
+    assert leaves(clock, shaper, *slots) == {1: 10, 2: 10, 3: 4}
+
+
+@pytest.mark.parametrize("window", [SlidingWindowLog(5, 10), SlidingWindow(5, 10, conservative=True)])
+def test_a_window_beside_it_tells_how_many_a_hold_puts_off_to_the_next_period(window):
+    """Two of the twelve that the first minute counts."""
+    clock, shaper = shaper_of(None, gates=(window, Quota("20/fixed:60s")))
+    for start in (0, 45):
+        clock.set(start)
+        slots = [shaper.reserve() for _ in range(5)]
+    slots = [shaper.reserve(max_wait=1_000) for _ in range(2)]
+    clock.set(46)
+    shaper.hold(20)
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(40)]
+    assert leaves(clock, shaper, *slots)[1] == 20
+
+
+def test_a_spread_quota_goes_on_from_the_last_call_that_a_hold_puts_off():
+    clock, shaper = shaper_of("10/s", gates=(Quota("6/fixed:60s", spread=True),))
+    clock.set(30)
+    slots = [shaper.reserve() for _ in range(2)][1:]
+    shaper.hold(40)
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(4)]
+    at = [shaper.remaining(slot) for slot in slots]
+    assert min(after - before for before, after in pairwise(at)) > 5
+
+
+def test_a_short_period_is_remembered_though_the_end_of_a_hold_sets_time_back_by_more():
+    clock, shaper = shaper_of("100/s", gates=(Quota("5/fixed:1s"), GCRA("100/s")))
+    clock.set(100)
+    left = shaper.reserve()
+    clock.set(100.5)
+    shaper.hold(10)
+    clock.set(102)
+    assert shaper.settle(left, 4)
+    shaper.resume()
+    calls = [shaper.reserve(max_wait=100) for _ in range(8)]
+    assert Counter(int(clock.now() + shaper.remaining(slot)) for slot in calls) == {102: 2, 103: 5, 104: 1}
 
 
 @MINUTES
