@@ -40,6 +40,10 @@ except ImportError:  # pragma: no cover - Windows
 
 _LOOK_S = 0.000_2
 """How often it is looked whether the lock is free; on average, so that no two keep step."""
+_SELDOM_S = 0.02
+"""The same where so many look that the processors are busy, and the one that has the lock waits for them."""
+_REST = 50
+"""For how many times as long as it was woken late a process leaves the processors alone."""
 
 
 PRIVATE = 0o600
@@ -59,7 +63,7 @@ class FileLock:
 
     def acquire(self, patience_s: float) -> bool:
         """Wait for the lock; False if that takes too long."""
-        gives_up = None
+        gives_up, pause_s = None, _LOOK_S
         while True:
             # A signal handler that forks meanwhile has closed it.
             if not self.opened:
@@ -74,7 +78,11 @@ class FileLock:
                     gives_up = now + patience_s
                 elif now > gives_up:
                     return False
-                time.sleep(random.uniform(0, 2 * _LOOK_S))  # noqa: S311 - no secret
+                asked_s = random.uniform(0, 2 * pause_s)  # noqa: S311 - no secret
+                time.sleep(asked_s)
+                # Not by how long it has waited: those that came first would be passed over.
+                late_s = time.monotonic() - now - asked_s
+                pause_s = min(max(_LOOK_S, _REST * (late_s - _LOOK_S)), _SELDOM_S)
             else:
                 return True
 

@@ -3,12 +3,14 @@
 import os
 import sqlite3
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from shapekit import GCRA, Gate, ManualClock, Shaper, StoreUnavailableError
 from shapekit.stores import sqlite_file
 from shapekit.stores.sqlite import SQLiteStore
+from shapekit.stores.sqlite_file import FileLock
 
 pytestmark = pytest.mark.long
 
@@ -213,6 +215,26 @@ def test_a_lock_that_cannot_be_had_is_told_in_time(script, path, monkeypatch, cr
     assert "another thread" in str(error)
     assert gate.check().current == 3
     store.close()
+
+
+@pytest.mark.parametrize(("late_s", "least", "most"), [(0.0, 20_000, 30_000), (0.002, 150, 400)])
+def test_those_who_wait_leave_the_processors_to_the_one_that_has_the_lock(
+    path, monkeypatch, late_s, least, most
+):
+    """Where they are woken late, as many processes wait as keep all processors busy by looking."""
+    now_s, looks = 0.0, 0
+
+    def sleep(seconds):
+        nonlocal now_s, looks
+        now_s, looks = now_s + seconds + late_s, looks + 1
+
+    monkeypatch.setattr(sqlite_file, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    one, other = FileLock(path), FileLock(path)
+    assert one.acquire(5.0)
+    assert not other.acquire(5.0)
+    assert least < looks < most
+    one.close()
+    other.close()
 
 
 def test_where_the_lock_file_is_removed_the_database_keeps_the_limit(path, monkeypatch):
