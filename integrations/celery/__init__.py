@@ -16,6 +16,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -382,8 +383,17 @@ class Shaped:
     def _retry(self, error: RateLimitedError, countdown: float) -> BaseException:
         # An automatic retry may have its own bound.
         most = getattr(self._task, "retry_kwargs", {}).get("max_retries")
+        if _delays_by_seconds(self._task.app):
+            countdown = math.ceil(countdown)  # what is cut off would be refused once more
         retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
         return retry
+
+
+def _delays_by_seconds(app: Any) -> bool:
+    """Whether the broker is a RabbitMQ, where what goes to a quorum queue waits for whole seconds: Celery
+    cuts off the rest, and raises where nothing is left.
+    """
+    return bool(app.producer_pool.connections.connection.transport.driver_type == "amqp")
 
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
@@ -559,7 +569,7 @@ def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
 def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
     """Reserve a slot for a task, then publish it. If the slot is refused, raise and publish nothing.
 
-    The message carries its slot, and an eta unless the slot is too far away for the broker.
+    The message carries its slot, and an eta unless the slot is too near or too far away for the broker.
     """
     app = getattr(task, "app", None)
     if app is None:
@@ -585,7 +595,8 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
     reservation = shaper.reserve(admission.key, cost=admission.cost)
     if not reservation:
         run(shaper.core.leave, reservation)
-    if reservation.delay <= Settings(app).max_eta_s:
+    soonest_s = 2.0 if _delays_by_seconds(app) else 0.0  # a little of the last second has passed already
+    if soonest_s <= reservation.delay <= Settings(app).max_eta_s:
         options["eta"] = datetime.now(UTC) + timedelta(seconds=reservation.delay)
     headers[SLOT_HEADER] = SlotHeader.travelling({"id": options["task_id"]}, reservation).text()
     try:

@@ -4,11 +4,14 @@ import json
 import os
 import time
 
+import kombu
 import pytest
+from celery import Celery
+from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
-from shapekit import QueueFullError
-from shapekit.integrations.celery import shape_publish
+from shapekit import Decision, QueueFullError
+from shapekit.integrations.celery import ShapedTask, SlotHeader, shape_publish
 
 from ...witness import watched
 from .fleet import PATIENCE_S, eventually
@@ -95,6 +98,54 @@ class TestWithoutAWorker:
         (message,) = left_behind(broker, account)
         assert message["headers"]["eta"] is None
         assert message["headers"]["shapekit"]
+
+
+class TestForAQuorumQueue:
+    """There a message waits in the broker, for whole seconds; Celery raises where these are none."""
+
+    @pytest.fixture
+    def published(self, monkeypatch):
+        """What would be published, to no broker."""
+        sent = []
+        monkeypatch.setattr(kombu.Producer, "publish", lambda _, body, **options: sent.append(options))
+        return sent
+
+    @pytest.fixture
+    def task(self, broker, account):
+        app = Celery(broker="amqp://nowhere", set_as_current=False)
+        app.conf.update(task_default_queue_type="quorum", task_default_exchange_type="topic")
+        app.conf.shapekit_store = broker.url
+        shape = {"rate": "1/h", "burst": 10, "on_reject": "retry"}
+
+        @app.task(base=ShapedTask, name=account, shape=shape, shared=False)
+        def work():
+            """Never run here."""
+
+        return work
+
+    @pytest.mark.parametrize(("held", "is_sent_ahead"), [("1us", False), ("900ms", False), ("10m", True)])
+    def test_a_slot_that_is_near_is_waited_for_in_the_worker(self, published, task, held, is_sent_ahead):
+        task.shaped.policy.shaper.hold(held)
+        shape_publish(task)
+        (options,) = published
+        assert options["headers"]["shapekit"]
+        assert (options["headers"]["eta"] is not None) is is_sent_ahead
+
+    @pytest.mark.parametrize(("retry_after_us", "delay_s"), [(300_000, 1), (2_000_000, 2), (2_700_000, 3)])
+    def test_a_task_that_was_refused_comes_back_no_earlier_than_it_may(
+        self, published, task, retry_after_us, delay_s
+    ):
+        error = QueueFullError(Decision(False, 1, 1, 0, 0, retry_after_us), "default", 0.0, 0.0)
+        slot_header = SlotHeader.refused({"id": "one"}, error).text()
+        info = {"exchange": "celery", "routing_key": "celery"}
+        task.push_request(
+            id="one", called_directly=False, args=(), kwargs={}, delivery_info=info, shapekit=slot_header
+        )
+        with pytest.raises(Retry):
+            task.run()
+        (options,) = published
+        *bits, queue = options["routing_key"].split(".")
+        assert (int("".join(bits), 2), queue) == (delay_s, "celery")
 
 
 @pytest.fixture(scope="module")
