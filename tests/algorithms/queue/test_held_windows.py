@@ -233,17 +233,18 @@ def test_a_fixed_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(i
     check_periods([*((slot.grant.due_us, 1) for slot in slots[:5]), *((at, 1) for at in leaves)], 5, S)
 
 
+@pytest.mark.parametrize("gate", [FixedWindow(5, 60), Quota("5/fixed:60s")])
 @pytest.mark.parametrize("gives_back", ["two places", "the last", "a settlement"])
 def test_what_a_hold_put_off_and_its_end_brought_back_takes_nothing_from_the_window_it_was_put_off_to(
-    gives_back,
+    gives_back, gate
 ):
     """Three calls are counted in the second minute, and then in the first."""
-    clock, shaper = shaper_of("1/s", gates=(FixedWindow(5, 60),))
+    clock, shaper = shaper_of("1/s", gates=(gate,))
     shaper.hold(70)
     held = [shaper.reserve() for _ in range(3)]
     clock.advance(1)
     shaper.resume()
-    others = [] if gives_back == "the last" else [shaper.reserve() for _ in range(7)]
+    others = [] if gives_back == "the last" else [shaper.reserve(max_wait=1_000) for _ in range(7)]
     leaves = [clock.now() + shaper.remaining(slot) for slot in others]
     if gives_back == "a settlement":
         clock.advance(20)
