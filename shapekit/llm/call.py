@@ -304,7 +304,11 @@ class _Asking:
         self._bounds_us: dict[int, int | None] = {}
 
     async def ask(self, soon_us: int | None) -> bool:
-        """Take all, or nothing. The policy that has refused last is asked first."""
+        """Take all, or nothing. The policy that has refused last is asked first.
+
+        Without `soon_us`, a slot may be far ahead, and the next one is taken when it has come: taken now, that
+        would have passed by then, and calls that have later ones leave at that instant too.
+        """
         for place in self._order:
             charge, left_us = self.charges[place], self.pending.left_us()
             bounds = [bound for bound in (soon_us, left_us) if bound is not None]
@@ -319,6 +323,9 @@ class _Asking:
                 return False
             self._taken[place] = taken
             self._bounds_us[place] = left_us
+            if soon_us is None:
+                await self._tell(place, self.pending.waited_us)
+                await self._wait_for(place)
         return True
 
     async def check(self) -> None:
@@ -354,32 +361,41 @@ class _Asking:
     async def leave(self, line_us: int) -> tuple[list[Reservation], int]:
         """Wait until all slots have come, and tell it: the call leaves with the last of them."""
         due_us, has_waited = 0, line_us > 0
-        try:
-            for place, charge in enumerate(self.charges):
-                taken = self._taken[place]
-                charge.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
-                self._unended.add(place)
-                await charge.core.budgets.look(self.driver, charge.key)
-            for place, charge in enumerate(self.charges):
-                left_us, gives_up_us = self._bounds_us[place], self.pending.timeout_left_us()
-                self._unended.discard(place)  # if this wait ends early, that is told there
-                delay_us, late_us = await charge.core.waiter.wait(
-                    self.driver, self._taken[place], left_us, gives_up_us
-                )
-                self._unended.add(place)
-                has_waited |= delay_us > 0
-                due_us = max(due_us, self.pending.waited_us - late_us)
-        except RateLimitedError as error:
-            told = self.pending.told(error)
-            if told is error:
-                raise
-            raise told.with_traceback(error.__traceback__) from error.__cause__
+        for place in range(len(self.charges)):
+            await self._tell(place, line_us)
+        for place in range(len(self.charges)):
+            delay_us, late_us = await self._wait_for(place)
+            has_waited |= delay_us > 0
+            due_us = max(due_us, self.pending.waited_us - late_us)
         if SWITCH.loud:
             waited_us = self.pending.waited_us
             waits_us = (waited_us, waited_us - due_us) if has_waited else (0, 0)
             for charge in self.charges:
                 charge.core.reporter.departed(charge.key, charge.cost, *waits_us)
         return [self._taken[place] for place in range(len(self.charges))], line_us
+
+    async def _tell(self, place: int, line_us: int) -> None:
+        """Tell listeners of a slot, unless they know."""
+        if place not in self._unended:
+            charge, taken = self.charges[place], self._taken[place]
+            charge.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
+            self._unended.add(place)
+            await charge.core.budgets.look(self.driver, charge.key)
+
+    async def _wait_for(self, place: int) -> tuple[int, int]:
+        """Wait until a slot has come; returns as `Waiter.wait`."""
+        gives_up_us = self.pending.timeout_left_us()
+        waiter, left_us = self.charges[place].core.waiter, self._bounds_us[place]
+        self._unended.discard(place)  # if this wait ends early, that is told there
+        try:
+            waited_us = await waiter.wait(self.driver, self._taken[place], left_us, gives_up_us)
+        except RateLimitedError as error:
+            told = self.pending.told(error)
+            if told is error:
+                raise
+            raise told.with_traceback(error.__traceback__) from error.__cause__
+        self._unended.add(place)
+        return waited_us
 
     async def give_back(self) -> bool:
         """Give back what was taken; whether there was something."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shapekit import CostExceedsLimitError, LLMBudget, ManualClock, MemoryStore, QueueFullError, TokenUsage
 from shapekit._runtime.drivers import AsyncAlarm
+from shapekit.testing import check_pace
 
 MINUTE_S = 60
 LIMIT = 60_000
@@ -87,6 +88,14 @@ def test_tokens_are_charged_when_the_call_leaves_also_where_requests_are_scarce(
     """Tokens that are taken early and used late would be seen together with those taken later."""
     left = calls_of({"requests": "4/min", "tokens": "2000/min"}, [(0.0, 1_000, 1_000, 1.0)] * 12)
     assert worst_window(left) <= 2_000
+
+
+def test_a_slot_is_taken_when_the_tokens_have_come_also_by_a_call_that_took_them_far_ahead():
+    """A slot that is taken a minute early has passed, and the next call has one for the same instant."""
+    limits = {"requests": "60/min", "tokens": "100 per 5min"}
+    left = [at for at, _ in calls_of(limits, [(0.0, 100, 100, 0.0), *[(1.0, 10, 10, 0.0)] * 3])]
+    assert left[1] > 300
+    check_pace(left, "60/min", tolerance=0.25)
 
 
 @pytest.mark.parametrize("size", [10, 300, 3_000])
