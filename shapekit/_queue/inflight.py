@@ -107,7 +107,8 @@ class PermitWaiter:
         self._at_key = at_key
         self._alarm: Alarm | None = None
         self.number = number
-        self.came_with = came_with
+        self.came_with: int | None = came_with
+        """What the store told of this process when the call was put in line; None if it has lost it since."""
 
     @property
     def has_permit(self) -> bool:
@@ -240,6 +241,9 @@ class Registry:
             at_key.has_news |= not permitted <= at_key.permitted
             at_key.permitted |= permitted
             for waiter in list(at_key.waiting.values()):
+                if waiter.is_lost:
+                    # Another call may be back before it looks, and the first one be the same as before.
+                    waiter.came_with = None
                 if waiter.has_permit or waiter.is_lost:
                     waiter.ring()
 

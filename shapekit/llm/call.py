@@ -306,7 +306,7 @@ class _Asking:
     async def ask(self, soon_us: int | None) -> bool:
         """Take all, or nothing. The policy that has refused last is asked first.
 
-        Without `soon_us`, a slot may be far ahead, and the next one is taken when it has come: taken now, that
+        Without `soon_us`, a slot may be far ahead, and the next one is taken when it has come: taken now, it
         would have passed by then, and calls that have later ones leave at that instant too.
         """
         for place in self._order:

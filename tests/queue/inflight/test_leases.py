@@ -8,7 +8,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from shapekit import Concurrency, ManualClock, MemoryStore, Policy, QueueFullError, StoreUnavailableError
-from shapekit._queue.inflight import Heartbeat
+from shapekit._queue.inflight import Heartbeat, Permit
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS
 from shapekit.algorithms.inflight import ENTER, KEEP
@@ -257,6 +257,19 @@ async def test_who_stands_in_line_when_the_key_is_reset_stands_there_again(clock
         store.reset_all()
     assert len(left) == 3
     assert standing(policy) == (0, 0)
+
+
+def test_who_was_forgotten_knows_it_also_if_the_first_of_its_process_is_back_before_it_looks(clock):
+    registry = Policy(concurrency=1, name="api", store=MemoryStore(clock)).permits.registry
+    call = Permit(None, "default")
+    registry.admit(call)
+    waiter = registry.join(call, came_with=1)
+    registry.hear("default", (0,))
+    registry.hear("default", (1,))
+    assert waiter.is_lost
+    waiter.came_with = 1
+    registry.hear("default", (1,))
+    assert not waiter.is_lost
 
 
 def test_in_one_process_no_lease_ends(clock):
