@@ -182,6 +182,16 @@ def test_off_admits_calls_of_one_instant(store, options):
         assert policy.shaper.reserve().delay == 5
 
 
+def test_while_limits_are_off_a_call_of_any_cost_takes_a_place_that_was_given_back(store):
+    policy = Policy("10/s", name="api", store=store)
+    policy.configure(state="off")
+    shaper = policy.shaper
+    shaper.hold(5)
+    first, _ = shaper.reserve(), shaper.reserve()
+    assert first.cancel()
+    assert shaper.reserve(cost=4).grant.start == first.grant.start
+
+
 LINES = {
     "day": {"rate": "10/s", "burst": 9, "quota": "5/day"},
     "day alone": {"quota": "5/day"},

@@ -850,10 +850,11 @@ class LeakyQueue(WiredQueue):
             parts = self.constraints.refund(parts, due, units - cost, receipts, (shift, skew, now))
         else:
             # A gap that begins in this very microsecond has not passed.
-            found = slots.gaps_room(free, (at - 1) * q + 1, p * cost)
+            width = self._width(cost)
+            found = slots.gaps_room(free, (at - 1) * q + 1, width)
             if found is None:
                 return None
-            start, end = found, found + p * cost
+            start, end = found, found + width
             due = max(at, -(-(start - p * max(0, self.burst - cost)) // q))
             free, undo, receipts = slots.gaps_taken(free, start, end), (tail, newest), ()
         wait = due + shift - now
