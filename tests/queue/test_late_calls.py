@@ -9,7 +9,7 @@ import threading
 import anyio
 import pytest
 
-from shapekit import Adaptive, FixedWindow, ManualClock, MemoryStore, Quota, Shaper
+from shapekit import GCRA, Adaptive, FixedWindow, ManualClock, MemoryStore, Quota, Shaper
 from shapekit._queue import moving as module
 from shapekit._queue.moving import LateCalls
 from shapekit._runtime import process
@@ -125,6 +125,17 @@ def test_one_process_of_two_stands_still(stage, clock, kind):
     assert [name for name, _ in stage.left if name % 2] == list(range(1, 60, 2))
     missed = 8
     assert max(stage.times) == pytest.approx(59 / 50 + missed / 50, abs=0.045)
+
+
+def test_those_who_are_late_together_under_further_limits_leave_one_after_the_other(stage, clock):
+    store = SlowStore(clock, 0.002)
+    shaper = Shaper("20/s", gates=[GCRA("4/s", burst=1)], name="api", store=store)
+    for name in range(8):
+        stage.wait_for(shaper, name, at=name / 100)
+    stage.at(0.4, lambda: clock.advance(0.9))
+    stage.run()
+    assert stage.names == list(range(8))
+    assert stage.times == pytest.approx([0, 0.25, 1.3, 1.55, 1.8, 2.05, 2.3, 2.55], abs=0.01)
 
 
 def test_those_who_are_late_together_share_a_trip(stage, clock):

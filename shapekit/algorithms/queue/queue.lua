@@ -425,7 +425,11 @@ function LeakyQueue:moved_on(s, now, skew, generation, by, cost, nonce)
     local grace = math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4))
     if not self.paced and #self.constraints.algorithms == 0 then grace = END end
     if till > now then grace = 0 end
-    if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
+    if late <= grace or free_at > now + SOON then
+        -- A late call before it may have moved them all: then its slot lies ahead again.
+        local slot_at = #parts > 0 and own == generation and by + shift or 0
+        return nil, math.max(free_at, slot_at), UNKNOWN
+    end
     tail, tail_rest, newest, own, number, till, shift, book = unpack(self:stopped(line, now))
     local base = till > now and book[9] or UNKNOWN
     if #parts > 0 and late <= MOST_LATE then

@@ -335,7 +335,9 @@ class LeakyQueue(WiredQueue):
         # While time stands still, calls whose slots it has passed would all leave at its end.
         grace = 0 if until > now else self.grace_us
         if late <= grace or free_at > now + SOON_US:
-            return None, (free_at, UNKNOWN)
+            # A late call before it may have moved them all: then its slot lies ahead again.
+            slot_at = by + shift if parts and own == generation else 0
+            return None, (max(free_at, slot_at), UNKNOWN)
         # As in any hold, time stands still for it: it leaves at the end, and counts then.
         tail, newest, own, number, until, shift, book, _ = self.stopped(line, now)
         base = paused(book)[0] if until > now else UNKNOWN

@@ -238,9 +238,12 @@ def test_under_further_limits_all_others_move_by_as_much(gate):
         state, granted, _, _ = queue.reserve(state, START, (1, None, 7))
         grants.append(Grant(*granted))
     late = grants[1].due_us + 700_000
-    state, (moved,), _, _ = queue.late(state, late, ((7, grants[1].due_us, 1, 7),))
+    calls = tuple((7, granted.due_us, 1, 7) for granted in grants[1:])
+    state, (moved, behind), _, _ = queue.late(state, late, calls)
     assert moved == (late, late)
     assert queue.confirm(state, late)[1] == 700_000
+    # The one behind it was late, too. It has moved with all others, and its slot lies ahead.
+    assert behind == (grants[2].due_us + 700_000, UNKNOWN)
 
 
 @pytest.mark.parametrize("rate", ["3/min", "7/s", "70/s", "75/s", "1000/s"])
