@@ -431,18 +431,20 @@ function LeakyQueue:moved_on(s, now, skew, generation, by, cost, nonce)
         return nil, math.max(free_at, slot_at), UNKNOWN
     end
     tail, tail_rest, newest, own, number, till, shift, book = unpack(self:stopped(line, now))
-    local base = till > now and book[9] or UNKNOWN
+    local first, base = at, till > now and book[9] or UNKNOWN
     if #parts > 0 and late <= MOST_LATE then
-        book = with_base(book, base >= 0 and base + late or base)
-        shift = shift + late
-        parts = self:shifted(line, at, shift, now, skew)
-        return {tail, tail_rest, newest, own, number, till, shift, book, parts}, free_at, free_at
+        at, shift, base = by, shift + late, base >= 0 and base + late or base
+        -- Where time stands still for another late call, it does so for this one, too.
+        if till <= now or not self.paced then
+            book, parts = with_base(book, base), self:shifted(line, first, shift, now, skew)
+            return {tail, tail_rest, newest, own, number, till, shift, book, parts}, free_at, free_at
+        end
     end
     local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
     local ends = leaves_at + up(self:width(cost))
     book = with_base(book, base)
     if ends > now + SOON then book = self.standing(book, ends) end
-    parts = self:shifted(line, at, ends - at, now, skew)
+    parts = self:shifted(line, first, ends - at, now, skew)
     return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, ends
 end
 

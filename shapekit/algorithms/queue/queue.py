@@ -340,19 +340,20 @@ class LeakyQueue(WiredQueue):
             return None, (max(free_at, slot_at), UNKNOWN)
         # As in any hold, time stands still for it: it leaves at the end, and counts then.
         tail, newest, own, number, until, shift, book, _ = self.stopped(line, now)
-        base = paused(book)[0] if until > now else UNKNOWN
+        first, base = at, paused(book)[0] if until > now else UNKNOWN
         if parts and late <= MOST_LATE_US:
-            book = _with_base(book, base + late if base >= 0 else base)
-            shift += late
-            parts = self._shifted(line, at, shift, now, skew)
-            return (tail, newest, own, number, until, shift, book, parts), (free_at, free_at)
+            at, shift, base = by, shift + late, base + late if base >= 0 else base
+            # Where time stands still for another late call, it does so for this one, too.
+            if until <= now or not self.paced:
+                book, parts = _with_base(book, base), self._shifted(line, first, shift, now, skew)
+                return (tail, newest, own, number, until, shift, book, parts), (free_at, free_at)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
         ends = leaves_at + -(-self._width(cost) // self.q)
         book = _with_base(book, base)
         if ends > now + SOON_US:
             book = standing(book, parts, ends)
-        parts = self._shifted(line, at, ends - at, now, skew)
+        parts = self._shifted(line, first, ends - at, now, skew)
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, ends)
 
     def _shifted(self, line: Line, first: int, shift: int, now: int, skew: int) -> States:

@@ -6,7 +6,7 @@ keep a whole process from doing anything. What leaves is judged by the windows o
 
 import heapq
 import random
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -244,6 +244,20 @@ def test_under_further_limits_all_others_move_by_as_much(gate):
     assert queue.confirm(state, late)[1] == 700_000
     # The one behind it was late, too. It has moved with all others, and its slot lies ahead.
     assert behind == (grants[2].due_us + 700_000, UNKNOWN)
+
+
+def test_under_further_limits_late_calls_of_several_processes_leave_a_slot_apart():
+    """Time stands still for the first one, late by more than a second; the others ask in any order."""
+    queue = LeakyQueue([Rate.of(5, SECOND)], None, "smooth", [SlidingWindowLog(30, "10s")])
+    state, grants, left = None, [], []
+    for _ in range(4):
+        state, granted, _, _ = queue.reserve(state, START, (1, None, 7))
+        grants.append(Grant(*granted))
+    now = START + 1_300_000
+    for one in (0, 3, 2):
+        state, ((leaves_at, _),), _, _ = queue.late(state, now, ((7, grants[one].due_us, 1, 7),))
+        left.append(leaves_at)
+    assert [after - before for before, after in pairwise(left)] == [200_000, 200_000]
 
 
 @pytest.mark.parametrize("rate", ["3/min", "7/s", "70/s", "75/s", "1000/s"])
