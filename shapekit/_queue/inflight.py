@@ -741,10 +741,10 @@ class Permits:
                 raise permit.refusal()
             if not is_looker or waiter.has_permit:
                 continue
+            waiter.looks()
             if self.registry.is_unsure(key):
                 await self._heal(driver, key)
             else:
-                waiter.looks()
                 self.registry.hear(key, await driver.ask(self._watch, key, permit.owner))
         waiter.go()
 

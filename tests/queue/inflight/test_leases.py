@@ -259,6 +259,36 @@ async def test_who_stands_in_line_when_the_key_is_reset_stands_there_again(clock
     assert standing(policy) == (0, 0)
 
 
+@pytest.mark.anyio
+async def test_after_a_change_of_limits_nobody_asks_without_a_pause_while_a_permit_is_unsure(clock):
+    truth, asked = MemoryStore(clock), []
+    mine, theirs = (Policy(concurrency=1, name="api", store=one) for one in (FaultyStore(truth), truth))
+
+    async def heal(*_):
+        asked.append(clock.now_us())
+        assert len(asked) < 100
+
+    async def call():
+        async with mine.aadmit():
+            pass
+
+    theirs_in = theirs.admit()
+    theirs_in.__enter__()
+    mine.permits._heal = heal
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        while standing(theirs)[1] < 1:
+            await checkpoint()
+        # As where a fallback answers, and what has become of a permit stays unknown.
+        at_key = mine.permits.registry._keys["default"]
+        at_key.unsure_until_us = clock.now_us() + 10 * SECOND_US
+        mine.permits.registry.limits_changed()
+        await mine.shaper.core.sleepers.asleep(clock.now_us() + SECOND_US)
+        at_key.unsure_until_us = 0
+        theirs_in.leave()
+    assert 1 <= len(asked) <= 40
+
+
 def test_who_was_forgotten_knows_it_also_if_the_first_of_its_process_is_back_before_it_looks(clock):
     registry = Policy(concurrency=1, name="api", store=MemoryStore(clock)).permits.registry
     call = Permit(None, "default")
