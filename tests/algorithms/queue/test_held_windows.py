@@ -361,7 +361,7 @@ def test_the_end_of_a_hold_brings_nobody_into_a_window_that_is_spent(gate):
     clock.set(20)
     shaper.hold(50)
     waiting = [shaper.reserve(max_wait=1_000) for _ in range(5)]
-    shaper.resume()
+    assert shaper.resume() == shaper.held() == 40
     waiting += [shaper.reserve(max_wait=1_000) for _ in range(10)]
     assert leaves(clock, shaper, *waiting) == {1: 10, 2: 5}
     assert shaper.remaining(waiting[0]) == 40
@@ -395,6 +395,37 @@ def test_what_a_call_cost_more_in_a_hold_counts_from_then_on():
     assert shaper.settle(slots[0], 2)
     shaper.resume()
     assert leaves(clock, shaper, waiting, *[shaper.reserve(max_wait=1_000) for _ in range(6)]) == {2: 3, 3: 4}
+
+
+def test_what_a_call_cost_more_in_a_hold_leaves_its_window_in_time():
+    """Though the hold had moved a call to when the window has room, which has given up."""
+    clock, shaper = shaper_of("1000/s", gates=(SlidingWindowLog(5, 10),))
+    slots = [shaper.reserve() for _ in range(5)]
+    clock.advance(0.5)
+    shaper.hold("1h")
+    assert shaper.reserve().cancel()
+    assert shaper.settle(slots[-1], 2)
+    shaper.resume()
+    assert max(shaper.remaining(shaper.reserve()) for _ in range(5)) < 11
+
+
+@MINUTES
+@pytest.mark.parametrize("late_by", [500, 1_500])
+def test_calls_that_a_late_one_moves_to_the_next_window_count_there(gate, late_by):
+    """A late call moves those behind it by its own lateness, or if it is later, by its slot."""
+    line_up = queue("30/min", gates=(gate,))
+    line, grants = None, []
+    for _ in range(5):
+        line, granted, *_ = line_up.reserve(line, START + 11 * S + 700_000, (1, FOREVER, 7))
+        grants.append(Grant(*granted))
+    now = grants[-2].due_us + late_by * 1_000
+    line, _ = late(line, line_up, now, grants[-2])
+    departs = [max(grants[-1].due_us + line[5], line[4])]
+    assert grants[-1].due_us // (60 * S) < departs[0] // (60 * S)
+    for _ in range(12):
+        line, granted, *_ = line_up.reserve(line, now, (1, FOREVER, 7))
+        departs.append(Grant(*granted).departs_at_us)
+    assert Counter(at // (60 * S) for at in departs)[departs[0] // (60 * S)] == 10
 
 
 @pytest.mark.parametrize("is_ended_first", [False, True])
