@@ -410,15 +410,15 @@ def test_what_a_call_cost_more_in_a_hold_leaves_its_window_in_time():
 
 
 @MINUTES
-@pytest.mark.parametrize("late_by", [500, 1_500])
-def test_calls_that_a_late_one_moves_to_the_next_window_count_there(gate, late_by):
+@pytest.mark.parametrize(("rate", "late_by"), [("50/min", 950_000), ("30/min", 1_600_000)])
+def test_calls_that_a_late_one_moves_to_the_next_window_count_there(gate, rate, late_by):
     """A late call moves those behind it by its own lateness, or if it is later, by its slot."""
-    line_up = queue("30/min", gates=(gate,))
+    line_up = queue(rate, gates=(gate,))
     line, grants = None, []
     for _ in range(5):
-        line, granted, *_ = line_up.reserve(line, START + 11 * S + 700_000, (1, FOREVER, 7))
+        line, granted, *_ = line_up.reserve(line, 1_020 * S - 4 * line_up.slot_us - 1, (1, FOREVER, 7))
         grants.append(Grant(*granted))
-    now = grants[-2].due_us + late_by * 1_000
+    now = grants[-2].due_us + late_by
     line, _ = late(line, line_up, now, grants[-2])
     departs = [max(grants[-1].due_us + line[5], line[4])]
     assert grants[-1].due_us // (60 * S) < departs[0] // (60 * S)
