@@ -291,6 +291,26 @@ def test_part_of_a_composite_counts_whom_a_hold_puts_off_where_they_leave(part):
 
 
 @MINUTES
+@pytest.mark.parametrize("cost", [1, 2])
+@pytest.mark.parametrize("how", ["settled", "passed"])
+def test_what_left_or_passed_before_a_hold_takes_nothing_from_the_window_to_which_others_were_put_off(
+    gate, cost, how
+):
+    clock, shaper = shaper_of("1/s", gates=(gate,))
+    clock.set(30)
+    slots = [shaper.reserve(cost=units) for units in (1, cost, 1, 1, 1)]
+    if how == "passed":
+        assert slots[1].cancel()
+    clock.set(32.5)
+    waiting = [slot for slot in slots[2:] if shaper.remaining(slot) > 0]
+    shaper.hold(40)
+    if how == "settled":
+        assert shaper.settle(slots[1], 0)
+    waiting += [shaper.reserve(max_wait=1_000) for _ in range(20)]
+    assert leaves(clock, shaper, *waiting)[1] == 10
+
+
+@MINUTES
 @pytest.mark.parametrize("length", [10, 30, 40])
 def test_what_a_hold_took_from_a_window_its_end_brings_back(gate, length):
     clock, shaper = shaper_of("1/s", gates=(gate,))
@@ -351,6 +371,18 @@ def test_a_short_period_is_remembered_though_the_end_of_a_hold_sets_time_back_by
     shaper.resume()
     calls = [shaper.reserve(max_wait=100) for _ in range(8)]
     assert Counter(int(clock.now() + shaper.remaining(slot)) for slot in calls) == {102: 2, 103: 5, 104: 1}
+
+
+def test_what_a_call_cost_more_in_a_hold_is_not_charged_to_the_period_of_its_end():
+    clock, shaper = shaper_of("100/s", gates=(Quota("5/fixed:1s"), GCRA("100/s")))
+    clock.set(100)
+    left = shaper.reserve()
+    clock.set(100.5)
+    shaper.hold(10)
+    clock.set(102)
+    assert shaper.settle(left, 4)
+    clock.set(110.6)
+    assert max(shaper.reserve().delay for _ in range(5)) < 0.1
 
 
 @MINUTES
