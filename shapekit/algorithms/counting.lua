@@ -49,6 +49,7 @@ function Counting:shifted_counts(s, numbers, moved)
     end
     for place = 1, #s, numbers do
         local begun, count = s[place], s[place + 1]
+        if count % 1 ~= 0 or count < 0 or count > Exact.LARGEST then damaged() end
         local _, ends = self:bounds(begun)
         local at, last = next_from(math.max(begun, moved.first)), math.min(ends - 1, moved.newest)
         local has_begun = begun <= moved.present
