@@ -82,7 +82,11 @@ ENDING = st.one_of(
     st.tuples(st.just("raised"), st.sampled_from(UNKNOWN)),
     st.tuples(st.just("unsettled"), st.none()),
     st.tuples(st.just("store gone"), ACTUAL),
-    st.tuples(st.just("stream"), st.tuples(ACTUAL, st.sampled_from(["ends", "breaks", "closed", "dropped"]))),
+    # A usage of zeros alone was not told.
+    st.tuples(
+        st.just("stream"),
+        st.tuples(st.integers(1, 900), st.sampled_from(["ends", "breaks", "closed", "dropped"])),
+    ),
 )
 
 
