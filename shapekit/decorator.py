@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
@@ -114,17 +115,17 @@ Q = ParamSpec("Q")
 _EXAMPLE = 'write @shaped(rate=10) or @shaped("100/min")'
 
 
-class Shaped(Generic[P, R_co]):
+class Shaped(ABC, Generic[P, R_co]):
     """A shaped function, as type checkers see it: called like the one it was made from."""
 
     policy: Policy
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
+    @abstractmethod
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
         """When `calls` more calls will have left, if they came now and no others did."""
-        raise NotImplementedError
 
     # Class methods, functions of a class, methods, and static methods. Where `self` is a Callable, mypy
     # compares its first parameter too, so that only class methods are bound to a class.
@@ -140,8 +141,7 @@ class Shaped(Generic[P, R_co]):
     ) -> Callable[Q, R_co]: ...
     @overload
     def __get__(self, instance: object, owner: type | None = None, /) -> Shaped[P, R_co]: ...
-    def __get__(self, instance: object, owner: type | None = None, /) -> Any:
-        raise NotImplementedError
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
 
 
 def shaped(
