@@ -58,14 +58,19 @@ function Algorithm:shifted(s, moved, skew)
     return s
 end
 
--- Whether no window of real time counts more than its limit because of that.
-function Algorithm:fits(s, moved)
-    return true
+-- The limits of which a window of real time counts too many because of that, each with the first departure that
+-- has moved on its timeline.
+function Algorithm:crowded(s, moved, skew)
+    return {}
 end
 
--- When the window of real time that contains this instant begins and ends.
-function Algorithm:bounds(at)
-    return 0, 2^53
+-- The twin of Shift.later: how calls move, on a timeline that is ahead.
+function Algorithm.shift_later(moved, ahead)
+    local later = {by = moved.by, pauses = {}}
+    for _, instant in ipairs({"present", "first", "newest"}) do later[instant] = moved[instant] + ahead end
+    for place, instant in ipairs(moved.pauses) do later.pauses[place] = instant + ahead end
+    function later.most(instant, count) return moved.most(instant - ahead, count) end
+    return later
 end
 
 -- The state after a hold was ended early: no call of an aligned limit leaves after `newest`.

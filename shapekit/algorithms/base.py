@@ -135,6 +135,12 @@ class Shift(NamedTuple):
                 at = self._next(over - by)
         return dict(sorted(after.items()))
 
+    def later(self, ahead: int) -> Shift:
+        """The same on a timeline that is ahead."""
+        present, first, newest = (at + ahead for at in self[:3])
+        pauses = [(left + ahead, following + ahead) for left, following in self.pauses]
+        return Shift(present, first, newest, self.by, lambda at: self.most(at - ahead), pauses)
+
     def _next(self, at: int) -> int:
         """The first instant from this one on at which a call may have been to leave."""
         return next((following for left, following in self.pauses if left < at < following), at)
@@ -298,13 +304,11 @@ class Algorithm(Value, ABC, Generic[S]):
         """
         return state
 
-    def fits(self, state: S, moved: Shift) -> bool:
-        """Whether no window of real time counts more than its limit because of that."""
-        return True
-
-    def bounds(self, at: int) -> tuple[int, int]:
-        """When the window of real time that contains this instant begins and ends."""
-        return 0, NEVER_US
+    def crowded(self, state: S, moved: Shift, skew: int) -> Iterator[tuple[Bounds, int]]:
+        """The bounds of windows of which one counts more than its limit because of that, and the first
+        departure that has moved, on their timeline.
+        """
+        yield from ()
 
     def resumed(self, state: S, newest: int) -> S:
         """The state after a hold was ended early: no call of an aligned limit leaves after `newest`."""

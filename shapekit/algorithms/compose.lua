@@ -55,13 +55,24 @@ end
 function Composite:shifted(s, moved, skew)
     local after = {}
     for index, part in ipairs(self.parts) do
-        after[index] = s[index]
-        -- Beside a fixed window, the other parts count by real time, too.
-        if s[index] and part.aligned == self.aligned then
-            after[index] = part:shifted(s[index], moved, skew)
-        end
+        after[index] = s[index] and part:shifted(s[index], self:own_shift(part, moved, skew), skew)
     end
     return after
+end
+
+function Composite:crowded(s, moved, skew)
+    local found = {}
+    for index, part in ipairs(self.parts) do
+        for _, one in ipairs(s[index] and part:crowded(s[index], self:own_shift(part, moved, skew), skew) or {}) do
+            found[#found + 1] = one
+        end
+    end
+    return found
+end
+
+-- How calls move on the timeline of a part: beside a fixed window, periods go by civil time all the same.
+function Composite:own_shift(part, moved, skew)
+    return self.aligned and not part.aligned and Algorithm.shift_later(moved, skew) or moved
 end
 
 function Composite:resumed(s, newest)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Leaf, Outcome, Shift
+from shapekit.algorithms.base import NEVER_US, Algorithm, Bounds, Decided, Leaf, Outcome, Shift
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Forecast, Receipt
@@ -202,13 +202,17 @@ class Composite(Algorithm[States]):
         )
 
     def shifted(self, state: States, moved: Shift, skew: int) -> States:
-        # Beside a fixed window, the other parts count by real time, too.
         return tuple(
             [
-                own if own is None or part.aligned is not self.aligned else part.shifted(own, moved, skew)
+                own and part.shifted(own, self._own_shift(part, moved, skew), skew)
                 for part, own in zip(self.parts, state, strict=True)
             ]
         )
+
+    def crowded(self, state: States, moved: Shift, skew: int) -> Iterator[tuple[Bounds, int]]:
+        for part, own in zip(self.parts, state, strict=True):
+            if own is not None:
+                yield from part.crowded(own, self._own_shift(part, moved, skew), skew)
 
     def resumed(self, state: States, newest: int) -> States:
         return tuple(each(self.parts, "resumed", state, newest))
@@ -223,6 +227,12 @@ class Composite(Algorithm[States]):
 
     def brought(self, state: States, now: int, skew: int = 0) -> States:
         return tuple(each(self.parts, "brought", state, now, skew))
+
+    def _own_shift(self, part: Algorithm[Any], moved: Shift, skew: int) -> Shift:
+        """How calls move on the timeline of a part: beside a fixed window, periods go by civil time all the
+        same.
+        """
+        return moved.later(skew) if self.aligned and not part.aligned else moved
 
     def _receipts(self, charged_at: Receipt, otherwise: Sequence[Receipt]) -> Sequence[Receipt]:
         if not isinstance(charged_at, tuple):

@@ -70,15 +70,15 @@ function Counting:shifted_counts(s, numbers, moved)
     return starts, counts
 end
 
--- Whether no period counts more than its limit because of that.
-function Counting:has_room(s, numbers, moved)
+-- Itself, and the first departure that has moved, if a period counts more than its limit because of that.
+function Counting:overfull(s, numbers, moved)
     local before = {}
     for place = 1, #s, numbers do before[s[place]] = s[place + 1] end
     local starts, counts = self:shifted_counts(s, numbers, moved)
     for _, start in ipairs(starts) do
-        if counts[start] > math.max(self.limit, before[start] or 0) then return false end
+        if counts[start] > math.max(self.limit, before[start] or 0) then return {{self, moved.first}} end
     end
-    return true
+    return {}
 end
 
 -- inside

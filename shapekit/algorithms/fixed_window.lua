@@ -103,8 +103,8 @@ function FixedWindow:shifted(s, moved)
     return after
 end
 
-function FixedWindow:fits(s, moved)
-    return self:has_room(s, 2, moved)
+function FixedWindow:crowded(s, moved, skew)
+    return self:overfull(s, 2, moved)
 end
 
 function FixedWindow:bounds(at)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from shapekit.algorithms.base import (
     MOST_UNITS,
     Book,
+    Bounds,
     Decided,
     Outcome,
     Shift,
@@ -133,7 +134,7 @@ class FixedWindow(Window[Counts]):
     def prospect(self, state: Counts | None, cost: int, skew: int = 0) -> Periodic:
         window = self.window_us
         known = [(state[-2], state[-1], state[-2])] if state else []
-        return Periodic(self.limit, self.bounds, window, 0, known, following_spans(window), 1)
+        return Periodic(self.limit, self._bounds, window, 0, known, following_spans(window), 1)
 
     def together(self, charged_at: int) -> int:
         return charged_at // self.window_us
@@ -155,13 +156,14 @@ class FixedWindow(Window[Counts]):
         return self._placed((when(at), count) for at, count in self.entries(state, newest))
 
     def shifted(self, state: Counts, moved: Shift, skew: int) -> Counts:
-        counts = moved.counts(zip(state[::2], state[1::2], strict=True), self.bounds)
+        counts = moved.counts(zip(state[::2], state[1::2], strict=True), self._bounds)
         return tuple(chain.from_iterable([*counts.items()][-_MAX_WINDOWS:]))
 
-    def fits(self, state: Counts, moved: Shift) -> bool:
-        return moved.fits(zip(state[::2], state[1::2], strict=True), self.bounds, self.limit)
+    def crowded(self, state: Counts, moved: Shift, skew: int) -> Iterator[tuple[Bounds, int]]:
+        if not moved.fits(zip(state[::2], state[1::2], strict=True), self._bounds, self.limit):
+            yield self._bounds, moved.first
 
-    def bounds(self, at: int) -> tuple[int, int]:
+    def _bounds(self, at: int) -> tuple[int, int]:
         start = at - at % self.window_us
         return start, start + self.window_us
 
@@ -197,7 +199,7 @@ class FixedWindow(Window[Counts]):
         return tuple(number for item in counts.items() for number in item)
 
     def _full_after(self, charged_at: int) -> int:
-        return self.bounds(charged_at)[1]
+        return self._bounds(charged_at)[1]
 
     def _kept(self, state: Counts | None, now: int) -> Counts:
         """The state without windows that have ended."""

@@ -128,8 +128,8 @@ function PeriodCounter:shifted(s, moved, skew)
     return after
 end
 
-function PeriodCounter:fits(s, moved)
-    return self:has_room(s, 3, moved)
+function PeriodCounter:crowded(s, moved, skew)
+    return self:overfull(s, 3, moved)
 end
 
 function PeriodCounter:bounds(at)

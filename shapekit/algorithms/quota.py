@@ -19,6 +19,7 @@ from shapekit.algorithms.base import (
     NEVER_US,
     Algorithm,
     Book,
+    Bounds,
     Counting,
     Decided,
     Outcome,
@@ -209,11 +210,9 @@ class PeriodCounter(Counting[Used]):
             after += (start, used, opens)
         return tuple(after)
 
-    def fits(self, state: Used, moved: Shift) -> bool:
-        return moved.fits(zip(state[::3], state[1::3], strict=True), self.periods.bounds, self.limit)
-
-    def bounds(self, at: int) -> tuple[int, int]:
-        return self.periods.bounds(at)
+    def crowded(self, state: Used, moved: Shift, skew: int) -> Iterator[tuple[Bounds, int]]:
+        if not moved.fits(zip(state[::3], state[1::3], strict=True), self.periods.bounds, self.limit):
+            yield self.periods.bounds, moved.first
 
     def brought(self, state: Used, now: int, skew: int = 0) -> Used:
         civil = now + skew
@@ -461,11 +460,8 @@ class SpreadCounter(Counting[Spread]):
         _, *last = max(paces, key=lambda pace: pace[1], default=(0, *_NONE))
         return _paced(state, book, self.periods.bounds(moved.newest + moved.by)[0], (last[0], last[1]))
 
-    def fits(self, state: Spread, moved: Shift) -> bool:
-        return self.counter.fits(state[0], moved)
-
-    def bounds(self, at: int) -> tuple[int, int]:
-        return self.periods.bounds(at)
+    def crowded(self, state: Spread, moved: Shift, skew: int) -> Iterator[tuple[Bounds, int]]:
+        return self.counter.crowded(state[0], moved, skew)
 
     def brought(self, state: Spread, now: int, skew: int = 0) -> Spread:
         return self.counter.brought(state[0], now, skew), ()
@@ -627,8 +623,7 @@ class Quota(Algorithm[Any]):
     together = of_its("counter", Algorithm.together)
     since = of_its("counter", Algorithm.since)
     shifted = of_its("counter", Algorithm.shifted)
-    fits = of_its("counter", Algorithm.fits)
-    bounds = of_its("counter", Algorithm.bounds)
+    crowded = of_its("counter", Algorithm.crowded)
     rescheduled = of_its("counter", Algorithm.rescheduled)
     moved_receipt = of_its("counter", Algorithm.moved_receipt)
     brought = of_its("counter", Algorithm.brought)

@@ -127,12 +127,8 @@ function SpreadCounter:shifted(s, moved, skew)
     return {book, self:paced(s, book, start, due, cost)}
 end
 
-function SpreadCounter:fits(s, moved)
-    return self.counter:fits(s[1], moved)
-end
-
-function SpreadCounter:bounds(at)
-    return self.periods:bounds(at)
+function SpreadCounter:crowded(s, moved, skew)
+    return self.counter:crowded(s[1], moved, skew)
 end
 
 function SpreadCounter:life(s, now)

@@ -166,8 +166,10 @@ function Constraints:sooner(states, moved, shift, skew)
         local found = {}
         moved.by = -back
         for index, algorithm in ipairs(self.algorithms) do
-            local own = self:own_shift(index, states, moved, shift, skew)
-            if own and not algorithm:fits(states[index], own) then found[#found + 1] = {algorithm, own.first} end
+            local own, ahead = self:own_shift(index, states, moved, shift, skew)
+            for _, one in ipairs(own and algorithm:crowded(states[index], own, ahead) or {}) do
+                found[#found + 1] = one
+            end
         end
         return found
     end
@@ -176,9 +178,9 @@ function Constraints:sooner(states, moved, shift, skew)
     -- In the next window, or at the same place in a later one.
     local soonest, later = by, by
     for _, one in ipairs(found) do
-        local algorithm, at = unpack(one)
-        local start = algorithm:bounds(at)
-        local _, ends = algorithm:bounds(at - by)
+        local limit, at = unpack(one)
+        local start = limit:bounds(at)
+        local _, ends = limit:bounds(at - by)
         soonest, later = math.min(soonest, at - ends), math.min(later, start - ends)
     end
     soonest, later = math.max(0, soonest), math.max(0, later)
@@ -220,12 +222,13 @@ end
 
 -- inside
 
--- How the calls of a limit that counts by real time move, and how far civil time is ahead of the queue's then; nil
--- for any other limit.
+-- How the calls of a limit that counts by real time move, and how far civil time is ahead of its own then; nil for
+-- any other limit.
 function Constraints:own_shift(index, states, moved, shift, skew)
     if not states[index] or not self:is_real(index) then return nil end
     local offset = shift + (self.aligned[index] and 0 or skew)
-    local function most(instant, count)
+    local own = Algorithm.shift_later(moved, offset)
+    function own.most(instant, count)
         count = moved.most(instant - offset, count)
         for other, limit in ipairs(self.algorithms) do
             if states[other] and not self:is_real(other) then
@@ -234,10 +237,7 @@ function Constraints:own_shift(index, states, moved, shift, skew)
         end
         return count
     end
-    local own = {by = moved.by, most = most, pauses = {}}
-    for _, instant in ipairs({"present", "first", "newest"}) do own[instant] = moved[instant] + offset end
-    for place, instant in ipairs(moved.pauses) do own.pauses[place] = instant + offset end
-    return own, offset + moved.by
+    return own, self.aligned[index] and skew or offset + moved.by
 end
 
 -- A table of the states, for as many receipts.

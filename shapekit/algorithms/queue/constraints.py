@@ -7,7 +7,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Shift, Window, slowed
+from shapekit.algorithms.base import Algorithm, Bounds, Decided, Shift, Window, slowed
 from shapekit.algorithms.compose import adopted, each, of_one_kind
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
@@ -302,10 +302,12 @@ class Constraints(Value):
         limit.
         """
 
-        def tight(by: int) -> list[tuple[Algorithm[Any], int]]:
+        def tight(by: int) -> list[tuple[Bounds, int]]:
             shifts = self._shifts(states, moved._replace(by=-by), ahead)
             return [
-                (limit, own.first) for place, limit, own, _ in shifts if not limit.fits(states[place], own)
+                found
+                for place, limit, own, skew in shifts
+                for found in limit.crowded(states[place], own, skew)
             ]
 
         by = -moved.by
@@ -313,7 +315,7 @@ class Constraints(Value):
         if not found:
             return by
         # In the next window, or at the same place in a later one.
-        ends = [(at, limit.bounds(at)[0], limit.bounds(at - by)[1]) for limit, at in found]
+        ends = [(at, bounds(at)[0], bounds(at - by)[1]) for bounds, at in found]
         soonest = max(0, min(at - end for at, _, end in ends))
         return max(0, min(start - end for _, start, end in ends)) if tight(soonest) else soonest
 
@@ -321,23 +323,21 @@ class Constraints(Value):
         self, states: States, moved: Shift, ahead: Ahead
     ) -> Iterator[tuple[int, Algorithm[Any], Shift, int]]:
         """The place of each limit that counts by real time, how its calls move, and how far civil time is
-        ahead of the queue's then.
+        ahead of its own then.
         """
         shift, skew, _ = ahead
         parts = [*zip(self.algorithms, states, strict=True)]
         own = [(one, state) for one, state in parts if state is not None and not _is_real(one)]
+
+        def most(at: int) -> int:
+            return min([moved.most(at), *(one.since(state, at) for one, state in own)])
+
+        known = moved._replace(most=most)
         for place, (limit, before) in enumerate(parts):
             if before is None or not _is_real(limit):
                 continue
             offset = shift if limit.aligned else shift + skew
-
-            def most(instant: int, offset: int = offset) -> int:
-                at = instant - offset
-                return min([moved.most(at), *(one.since(state, at) for one, state in own)])
-
-            present, first, newest = (at + offset for at in moved[:3])
-            pauses = [(left + offset, following + offset) for left, following in moved.pauses]
-            yield place, limit, Shift(present, first, newest, moved.by, most, pauses), offset + moved.by
+            yield place, limit, known.later(offset), skew if limit.aligned else offset + moved.by
 
     def resumed(self, states: States, at: int, newest: int, shift: int) -> States:
         """The states after a hold was ended early: real time is ahead of the queue's by this `shift` now."""

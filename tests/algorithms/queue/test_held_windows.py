@@ -582,3 +582,26 @@ def test_a_rate_that_is_set_after_such_a_hold_saves_no_burst_up_in_it():
         line, granted, _, _ = after.reserve(line, START + 60 * S, (1, None, 7))
         waits.append(Grant(*granted).wait_us)
     assert waits == [0, S, 2 * S]
+
+
+@pytest.mark.parametrize("beside", [GCRA("100/s"), FixedWindow(100, 1)])
+@pytest.mark.parametrize("part", [FixedWindow(10, 60), Quota("10/fixed:60s")])
+def test_the_end_of_a_hold_brings_nobody_into_a_spent_window_of_a_composite(part, beside):
+    clock, shaper = shaper_of("1/s", gates=(all_of(part=part, beside=beside),))
+    for _ in range(8):
+        shaper.reserve()
+    clock.set(20)
+    shaper.hold(50)
+    waiting = [shaper.reserve(max_wait=1_000) for _ in range(5)]
+    assert shaper.resume() == 40
+    waiting += [shaper.reserve(max_wait=1_000) for _ in range(10)]
+    assert leaves(clock, shaper, *waiting) == {1: 10, 2: 5}
+
+
+def test_a_period_beside_a_fixed_window_counts_whom_a_hold_puts_off():
+    clock, shaper = shaper_of("1/s", gates=(all_of(FixedWindow(9, 1), Quota("10/fixed:60s")),))
+    clock.set(30)
+    slots = [shaper.reserve() for _ in range(6)]
+    shaper.hold(40)
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(15)]
+    assert leaves(clock, shaper, *slots) == {1: 10, 2: 10, 3: 1}
