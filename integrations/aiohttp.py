@@ -22,8 +22,8 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
+    body_may_tell,
     by_timeout,
-    may_be_exhausted,
     may_say,
     observe,
     observe_body,
@@ -142,7 +142,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
             if may_say(admission, response.status, response.raw_headers):
                 admission.target = _target(request)
                 await observe(TASKS, admission, response)
-                if may_be_exhausted(admission, response.status, response.content_type):
+                if body_may_tell(admission, response.status, response.content_type):
                     _observe_body(response, admission)
         except BaseException as error:
             if not isinstance(error, GeneratorExit):

@@ -26,7 +26,7 @@ from shapekit._adapters.http import (
     Shaping,
     ShapingInfo,
     UnsentError,
-    may_be_exhausted,
+    body_may_tell,
     may_say,
     observe,
     observe_body,
@@ -214,7 +214,7 @@ class ShapedAdapter(BaseAdapter):
                 run(observe, admission, response)
                 content_type = response.headers.get("Content-Type")
                 # A session reads such a body next.
-                if not stream and may_be_exhausted(admission, response.status_code, content_type):
+                if not stream and body_may_tell(admission, response.status_code, content_type):
                     reply = ResponseView(response.status_code, response.headers, response.content)
                     run(observe_body, admission, reply)
         except BaseException:

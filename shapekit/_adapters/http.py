@@ -469,8 +469,8 @@ def _headers_of(bearer: Any) -> Any:
     return () if raw is None else raw
 
 
-def may_be_exhausted(admission: Admission, status: int, content_type: str | None) -> bool:
-    """Whether the body of an answer may say that the account is exhausted.
+def body_may_tell(admission: Admission, status: int, content_type: str | None) -> bool:
+    """Whether the body of an answer may say more than its headers, such as that the account is exhausted.
 
     shapekit reads no body early: it looks at such a one when the client has read it.
     """
@@ -483,8 +483,12 @@ def may_be_exhausted(admission: Admission, status: int, content_type: str | None
 
 async def observe_body(driver: Driver, admission: Admission, reply: ResponseView) -> None:
     """Hear what a body adds to headers that were observed before."""
-    if says_exhausted(reply.status, error_of(reply.status, reply.body)):
-        await observe(driver, admission, reply)
+    feedback = admission.policy.feedback
+    with hearing(admission):
+        if feedback is not None and feedback.says_more(
+            reply.status, reply.headers, admission.sent_at, reply.body
+        ):
+            await observe(driver, admission, reply)
 
 
 class UnsentError(Exception):

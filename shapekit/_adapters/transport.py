@@ -2,7 +2,7 @@
 
 HeldStream: the body of a response, whose request is in flight until it ends, breaks or is closed.
 
-ObservedStream: the body of a refusal, which may say that the account is exhausted.
+ObservedStream: the body of a refusal, which may say more than its headers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     ShapingInfo,
-    may_be_exhausted,
+    body_may_tell,
     may_say,
     observe,
     observe_body,
@@ -281,7 +281,7 @@ class Transport:
         await observe(driver, admission, response)
         content_type = response.headers.get("content-type")
         # One that was read before has been observed.
-        if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
+        if not response.is_closed and body_may_tell(admission, response.status_code, content_type):
             response.stream = self._observed_stream(response.stream, admission, self.library, response)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:

@@ -228,6 +228,19 @@ class Feedback:
         answer = heard(status, picked(headers, self._wanted), received_at)
         return self._within(_told(answer, self._parsed(answer)[0]))
 
+    def says_more(self, status: int, headers: Headers, received_at: float, body: object) -> bool:
+        """Whether a body, read later than the headers, adds something to what they said."""
+        error = error_of(status, body)
+        if error is None:
+            return False
+        if says_exhausted(status, error):
+            return True
+        # Of the dialects, only a parser of the user's reads errors.
+        if self._wanted is not None:
+            return False
+        answer = heard(status, picked(headers, None), received_at)
+        return self._parsed(answer) != self._parsed(answer._replace(error=error))
+
     def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:
         """Whether `read` would return None and change nothing: a quick first look.
 

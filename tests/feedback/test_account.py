@@ -166,6 +166,18 @@ def test_a_parser_of_ones_own_sees_the_error_and_may_say_so():
     assert read(feedback, 403, {"error": {"code": "no_right"}}) is None
 
 
+@pytest.mark.parametrize(
+    ("body", "adds"),
+    [({"retry_after": 3}, True), ({"error": {"retry_after": 3}}, True), ({"error": {"code": 1}}, False)],
+)
+def test_a_body_adds_something_if_a_parser_reads_it(body, adds):
+    def own(answer):
+        return ServerHint(hold_s=(answer.error or {}).get("retry_after", 0))
+
+    assert Feedback(own).says_more(429, {}, AT, body) is adds
+    assert not Feedback().says_more(429, {}, AT, body)
+
+
 @pytest.mark.parametrize("status", sorted(STATUSES))
 def test_a_first_look_passes_over_none(status):
     assert not Feedback().hears_nothing(status, {"date": "x"})

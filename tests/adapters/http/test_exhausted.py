@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from shapekit import AccountExhaustedError, Policy, QueueFullError, QuotaExhaustedError
-from shapekit.feedback import MOST_BYTES, Feedback
+from shapekit.feedback import MOST_BYTES, Feedback, ServerHint
 from shapekit.integrations import aiohttp as shaped_aiohttp
 from shapekit.integrations import httpx2 as shaped_httpx2
 from shapekit.integrations import requests as shaped_requests
@@ -99,6 +99,51 @@ class TestHeard:
             assert type(caught.value) is shaped_aiohttp.AccountExhaustedError
 
         asyncio.run(in_session(policy, main))
+
+
+TOO_FAST = Reply(403, JSON, b'{"error": {"errors": [{"reason": "rateLimitExceeded"}]}}')
+
+
+class TestParser:
+    """A parser of the user's reads the error in a body, too."""
+
+    @pytest.fixture
+    def policy(self, clock):
+        def google(answer):
+            reasons = [one["reason"] for one in (answer.error or {}).get("errors", ())]
+            return ServerHint(hold_s=5.0) if "rateLimitExceeded" in reasons else None
+
+        return Policy("10/s", name="api", feedback=google, clock=clock)
+
+    def test_httpx(self, server, policy, held, both):
+        library, ours = both
+        server.answer = lambda _: TOO_FAST
+        with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
+            assert client.get(server.url).content == TOO_FAST.body
+        assert held() == 5
+
+    def test_requests(self, server, policy, held):
+        server.answer = lambda _: TOO_FAST
+        with shaped_requests.shape(requests.Session(), policy=policy) as session:
+            assert session.get(server.url).content == TOO_FAST.body
+        assert held() == 5
+
+    def test_aiohttp(self, server, policy, held):
+        server.answer = lambda _: TOO_FAST
+
+        async def main(session):
+            assert await (await session.get(server.url)).read() == TOO_FAST.body
+
+        asyncio.run(in_session(policy, main))
+        assert held() == 5
+
+    def test_one_that_fails_is_logged_and_the_answer_is_the_callers(self, server, clock, both, caplog):
+        library, ours = both
+        server.answer = lambda _: TOO_FAST
+        policy = Policy("10/s", feedback=lambda answer: answer.error["code"], clock=clock)
+        with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
+            assert client.get(server.url).content == TOO_FAST.body
+        assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
 def unpacked(reply):
