@@ -131,16 +131,18 @@ class Settings:
         before = self.known
         overrides = before.overrides if stored == before.stored else self._read(stored, before.overrides)
         in_force = tuple([one for one in overrides if not one.is_over(wall_us)])
+        if in_force == before.overrides:
+            if stored != before.stored:
+                self.known = before._replace(stored=stored)
+            return
+        from shapekit.algorithms.overrides import chooser  # noqa: PLC0415 - only where something is set
+
         ends = [one.ends_us for one in in_force if one.ends_us is not None]
-        choose = before.choose if in_force == before.overrides else _chooser(in_force)
-        known = _Known(stored, in_force, min(ends, default=None), choose)
-        if known != before:
-            self.known = known
-        if in_force != before.overrides:
-            self._programs = {}
-            for known_listener in self._listeners:
-                if (listener := known_listener()) is not None:
-                    listener(self.name, before.overrides, in_force)
+        self.known = _Known(stored, in_force, min(ends, default=None), chooser(in_force))
+        self._programs = {}
+        for known in self._listeners:
+            if (listener := known()) is not None:
+                listener(self.name, before.overrides, in_force)
 
     def listen(self, listener: Listener) -> None:
         """Call this method with the name and the overrides before and since, as long as its object lives.
@@ -187,12 +189,6 @@ class Settings:
         except ConfigError as error:
             warn("the overrides of %r are ignored, and the limits in the code apply: %s", self.name, error)
             return ()
-
-
-def _chooser(overrides: Overrides) -> Callable[[str], Override | None]:
-    from shapekit.algorithms.overrides import chooser  # noqa: PLC0415 - only where something is set
-
-    return chooser(overrides)
 
 
 def warn(words: str, *args: object) -> None:
