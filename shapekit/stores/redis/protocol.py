@@ -502,9 +502,7 @@ class RedisProgram:
         """
         is_apart = self._is_cluster or self._settings.known.overrides
         if is_apart or not all(isinstance(key, str) for key in keys):
-            yield self._check_all(keys, operation, args)
-            for key in keys:
-                yield self._each((key,), operation, args)
+            yield self._each(keys, operation, args)
             return
         for first in range(0, len(keys), KEYS_AT_ONCE):
             yield self._together(keys[first : first + KEYS_AT_ONCE], operation, args)
@@ -518,19 +516,16 @@ class RedisProgram:
         return [self.answer(operation, sent) for sent in replies]
 
     def _each(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
-        answers: list[Any] = yield from self._check_all(keys, operation, args)
         for key in keys:
-            answers += [(yield from self.ask(key, operation, args))]
-        return answers
-
-    def _check_all(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
-        """Raise before any of the keys is charged, if one of them can never admit the call; no answers."""
-        for key in keys:
+            # Before any of them is charged: one may never admit the call.
             if self._deciding(key).refuses(key, operation, args):
                 here = yield from self._reread(key)
                 if error := here.refuses(key, operation, args):
                     raise error
-        return []
+        answers = []
+        for key in keys:
+            answers += [(yield from self.ask(key, operation, args))]
+        return answers
 
     def refuses(self, key: Key, operation: Operation, args: tuple[Any, ...]) -> ShapekitError | None:
         """The error of a call that this program can never admit."""
