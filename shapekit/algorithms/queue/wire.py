@@ -252,17 +252,6 @@ def moves_received(sent: str | bytes) -> Moves:
     return tuple([Move(*move) for move in loads(sent)]) if sent else ()
 
 
-def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
-    """The refusal of a queue whose store is gone."""
-    told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
-    return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=cost)
-
-
-def _nowhere(granted: Granted) -> Grant:
-    """A grant that is recorded nowhere."""
-    return Grant(*granted)._replace(generation=NOWHERE)
-
-
 def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
     """Convert a local grant for the caller, with its end in the units of the full queue."""
     grant = Grant(*granted)
@@ -312,10 +301,12 @@ class _Reserve(Operation):
         # A cost beyond the limit in the code is one that an operator's limit allows.
         cost, *rest = args[0]
         asked = (min(cost, program.max_cost), *rest)
-        return _nowhere(program.reserve(None, at.instant, asked, at.skew)[1])._replace(cost=cost)
+        granted = program.reserve(None, at.instant, asked, at.skew)[1]
+        return Grant(*granted)._replace(generation=NOWHERE, cost=cost)
 
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Grant:
-        return refused(program, self.cost(args), at)
+        told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
+        return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=self.cost(args))
 
     def given(self, program: LeakyQueue, part: LeakyQueue, answer: Granted) -> Granted:
         return _locally(answer, program, part)
@@ -343,7 +334,7 @@ class _ReserveMany(Operation):
         return (UNKNOWN, 0, 0, at.instant, 0), answers
 
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        answers = tuple(refused(program, asked[0], at) for asked in args[0])
+        answers = tuple(RESERVE.closed(program, at, (asked,)) for asked in args[0])
         return (UNKNOWN, 0, 0, at.instant, 0), answers
 
     def locally(
