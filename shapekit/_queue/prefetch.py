@@ -736,12 +736,7 @@ class PrefetchedStatus(KeyStatus):
         asked_us = self._clock.now_us()
         return asked_us, (await self.leaving(driver, key))[1]
 
-    def _dropped(self, key: str, question: Any) -> None:
-        super()._dropped(key, question)
-        self._prefetch.doubt(key)
-
-    def _forget(self, key: str, *, is_news: bool) -> None:
-        super()._forget(key, is_news=is_news)
+    def _doubt(self, key: str) -> None:
         self._prefetch.doubt(key)
 
 

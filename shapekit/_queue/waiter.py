@@ -817,22 +817,21 @@ class KeyStatus:
             try:
                 return await driver.ask(change, key, *args)
             finally:
-                self._forget(key, is_news=is_news)
+                self._questions.forget(key, is_news=is_news)
+                self._doubt(key)
 
         return Twin(lambda key, *args: run(changed, key, *args), partial(changed, TASKS))
 
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):
             question.error = own_copy(error)
-            self._dropped(key, question)
+            # The traceback of its error refers to the store and would keep it alive.
+            self._questions.drop(key, question)
+            self._doubt(key)
         question.close()
 
-    def _dropped(self, key: str, question: _Question) -> None:
-        # The traceback of its error refers to the store and would keep it alive.
-        self._questions.drop(key, question)
-
-    def _forget(self, key: str, *, is_news: bool) -> None:
-        self._questions.forget(key, is_news=is_news)
+    def _doubt(self, key: str) -> None:
+        """What this process knows of a key by itself is not sure any more."""
 
     def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed
