@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -97,7 +97,7 @@ def usage_of(answer: Any) -> TokenUsage | None:
     60
     """
     usage = _field(answer, "usage")
-    return _from(_told(answer if usage is None else usage) | _told_by_gemini(answer))
+    return _from(_told(answer if usage is None else usage, answer))
 
 
 class StreamUsage:
@@ -130,7 +130,7 @@ class StreamUsage:
         usage = _field(item, "usage") or _field(_field(item, "x_groq"), "usage")
         for bearer in (_field(item, "message"), _field(item, "response")):
             self._fields |= _told(_field(bearer, "usage"))
-        told = _told(usage) | _told_by_gemini(item)
+        told = _told(usage, item)
         self._fields |= told
         self._is_whole = self._is_whole or bool(told)
         texts = [*_new_texts(item)]
@@ -180,22 +180,18 @@ def _field(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _told(usage: Any) -> dict[str, int]:
+def _told(usage: Any, answer: Any = None) -> dict[str, int]:
+    """The counts in a usage, and in the answer of Gemini that it may be beside."""
     places: list[tuple[Any, Mapping[str, str]]] = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
     places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]
-    return dict(_counts_at(places))
-
-
-def _told_by_gemini(answer: Any) -> dict[str, int]:
-    return dict(_counts_at([(_field(answer, "usage_metadata"), _BY_GEMINI)]))
-
-
-def _counts_at(places: Iterable[tuple[Any, Mapping[str, str]]]) -> Iterator[tuple[str, int]]:
+    places.append((_field(answer, "usage_metadata"), _BY_GEMINI))
+    told: dict[str, int] = {}
     for place, names in places:
         for name, known_as in names.items():
             count = _field(place, name)
             if type(count) is int and 0 <= count <= MAX_COUNT // 4:
-                yield known_as, count
+                told[known_as] = count
+    return told
 
 
 def _from(told: Mapping[str, int]) -> TokenUsage | None:
