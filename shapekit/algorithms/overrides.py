@@ -399,20 +399,16 @@ class _Overridden(LeakyQueue):
         return after if is_taken else state, Grant(*granted)._replace(queue=self), life, is_taken
 
     def follow(self, state: Any, now: int, skew: int = 0) -> tuple[Any, tuple[Any, ...], int, bool]:
-        """`follow` of any queue."""
         is_held = self.is_held and self.confirm(state, now)[0] != UNKNOWN
         return super().follow(self._held(state, now, 0) if is_held else state, now, skew)
 
     def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
-        """`outlook` of any queue."""
         return super().outlook(self._held(state, now, 0) if self.is_held else state, now, calls, cost, skew)
 
     def granted_received(self, sent: Any) -> Grant:
-        """The answer to a reservation, from the twin."""
         return super().granted_received(sent)._replace(queue=self)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is constructed from."""
         spec = super().twin(instants)
         return ["queue/held", spec] if self.is_held else spec
 
@@ -429,7 +425,6 @@ class SetQueue(_Overridden):
 
     @property
     def is_off(self) -> bool:
-        """Whether all of them are lifted."""
         if self.paced or self.is_held or any(rate != _lifted_rate(rate) for rate in self.rates):
             return False
         return all(gate.max_cost == MAX_COUNT for gate in self.gates)

@@ -295,33 +295,27 @@ class AdaptiveQueue(LeakyQueue):
     # to and from the twin
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is constructed from."""
         return ["queue/adaptive", self.least, self.grid.twin(instants)]
 
     def inspect(self, line: Any) -> None:
-        """Check a state that was read; raise if no such queue can have written it."""
         *numbers, book, anchor, virtual, law = line
         self.grid.inspect((*numbers, anchor, virtual, book, ()))
         inspect_law(law)
 
     def state_sent(self, line: Any) -> list[Any]:
-        """A state in the form of the twin."""
         tail, newest, generation, number, book, anchor, virtual, law = line
         clock = (anchor, virtual, list(law))
         return [*divmod(tail, self.q), newest, generation, number, self._book_sent(book), *clock]
 
     def state_received(self, sent: Any) -> Any:
-        """A state from the twin."""
         tail, rest, newest, generation, number, book, anchor, virtual, law = sent
         known = self._book_received(book)
         return tail * self.q + rest, newest, generation, number, known, anchor, virtual, tuple(law)
 
     def grant_sent(self, grant: Grant) -> list[Any]:
-        """A grant in the form of the twin."""
         return super().grant_sent(grant._replace(receipts=()))
 
     def granted_received(self, sent: Any) -> Grant:
-        """The answer to a reservation, from the twin."""
         if len(sent) == REFUSED:
             return super().granted_received(sent)
         wait, due, departs_at, *own, at, share = sent
@@ -331,7 +325,6 @@ class AdaptiveQueue(LeakyQueue):
     # reserving
 
     def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
-        """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing."""
         cost, max_wait, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
         share = present(law)
@@ -361,7 +354,6 @@ class AdaptiveQueue(LeakyQueue):
         return generation, 0, anchor, now, marked(book), virtual, present(law)
 
     def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
-        """Give back a place that was not used; too late or again, this does nothing."""
         known = self._remembered(state, now)
         if known is None:
             return state, False, 0, False
@@ -373,7 +365,6 @@ class AdaptiveQueue(LeakyQueue):
     def settle(
         self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Correct the cost of a call to what it turned out to be: charge the difference, or give it back."""
         grant, actual, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
         at = shown(anchor, virtual, present(law), now)
@@ -408,7 +399,6 @@ class AdaptiveQueue(LeakyQueue):
     def hold(
         self, state: Any, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Hold departures until `now + length`; a longer hold stays. Returns the hold's length from now."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         if now + length <= anchor:
             return state, anchor - now, 0, False
@@ -416,7 +406,6 @@ class AdaptiveQueue(LeakyQueue):
         return held, length, self._lasts(held, now), True
 
     def resume(self, state: Any, now: int, notice: int, skew: int = 0) -> tuple[Any, int, int, bool]:
-        """End a hold `notice` from now, if it would last longer. Returns the hold's length from now."""
         known = self._remembered(state, now)
         if known is None:
             return state, 0, 0, False
@@ -430,7 +419,6 @@ class AdaptiveQueue(LeakyQueue):
     def mark(
         self, state: Any, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Mark the key because a part of it is held; a longer mark stays. Returns the mark's length."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         after, left, _, is_new = self.grid.mark(line, now, length, nonce)
         if not is_new:
@@ -472,7 +460,6 @@ class AdaptiveQueue(LeakyQueue):
     # looking
 
     def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
-        """How long until the first and the last of `calls` more calls would leave, at the current rate."""
         line, anchor, virtual, law = self._known(state, now, 0)
         share = present(law)
         at = shown(anchor, virtual, share, now)
@@ -481,7 +468,6 @@ class AdaptiveQueue(LeakyQueue):
         return first, last
 
     def waiting(self, state: Any, now: int) -> int | None:
-        """How many slots are taken whose departure lies ahead."""
         known = self._remembered(state, now)
         if known is None:
             return 0
@@ -490,11 +476,9 @@ class AdaptiveQueue(LeakyQueue):
         return self.grid.slots_ahead(line, at, held=anchor > now)
 
     def taken_since(self, line: Any, before: Any) -> int | None:
-        """How many slots were taken since an earlier state of the key, also such as were given back."""
         return self.grid.taken_since(_parted(line)[0], before and _parted(before)[0])
 
     def decision(self, granted: Granted) -> Decision:
-        """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
         _, wait, departs_at, _, refusal, _, _, _, _, end, due, undo, told_at, *_ = granted
         if refusal is not None or not told_at:
             return super().decision(granted)
