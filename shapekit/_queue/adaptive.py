@@ -47,7 +47,7 @@ class Tallies:
         forgets(self, Tallies.begin)
 
     def begin(self) -> None:
-        """With nothing to tell."""
+        """Start empty: at first, and where virtual time begins or ends."""
         self._by_key: dict[str, Tally] = {}
 
     def add(self, key: str, left_us: int, now_us: int, *, waited: bool) -> Tally | None:
@@ -73,7 +73,7 @@ class Tallies:
 
 
 class RateSignal(NamedTuple):
-    """What the answer to one call says about the rate."""
+    """What the response to one call says about the rate."""
 
     age_us: int
     """How long ago the call left."""
@@ -85,14 +85,14 @@ class RateSignal(NamedTuple):
     hold_us: int = 0
     """How long no call may leave, if this is a refusal."""
     stated: tuple[int, int] | None = None
-    """The limit that the server states, as calls per window in µs, if it states one that can be trusted."""
+    """The limit that the server states, as (calls, window in µs); None without one that can be trusted."""
 
 
 class AdaptiveRate:
     """The rate of an adaptive shaper: reads the current rate and reports the outcomes of calls.
 
-    Refusals are reported to the store at once, successes about once a second. A Policy reports its answers by
-    itself.
+    Refusals are reported to the store at once, successes about once a second. A Policy reports the outcomes
+    of its calls itself.
     """
 
     def __init__(self, core: Core) -> None:
@@ -129,7 +129,7 @@ class AdaptiveRate:
         return await self.learn(TASKS, key, self._refusal(key, age, hold))
 
     def succeeded(self, *, age: Duration, key: str = "default", waited: bool = True) -> None:
-        """Report that a call that left `age` ago succeeded: as successes go on, the rate is raised.
+        """Report that a call that left `age` ago succeeded: while calls keep succeeding, the rate rises.
 
         `waited` says whether the call had to wait for its slot (`reservation.delay > 0`). Only a call that
         waited shows that the server bears the rate.
@@ -141,9 +141,9 @@ class AdaptiveRate:
         await self.learn(TASKS, key, self._success(key, age, waited=waited))
 
     def stated(self, limit: int, window: Duration, *, age: Duration, key: str = "default") -> None:
-        """Report the limit that the answer to a call that left `age` ago states: `limit` calls per `window`.
+        """Report the limit stated in the response to a call that left `age` ago: `limit` calls per `window`.
 
-        The rate stays at or below that limit until the answer to a later call states another one.
+        The rate stays at or below that limit until the response to a later call states another one.
         """
         run(self.learn, key, self._statement(key, limit, window, age))
 
@@ -152,7 +152,7 @@ class AdaptiveRate:
         await self.learn(TASKS, key, self._statement(key, limit, window, age))
 
     async def learn(self, driver: Driver, key: str, signal: RateSignal) -> float:
-        """Report what an answer says to the store, if a report is due; returns how many seconds the key is
+        """Report to the store what a response says, if a report is due. Returns how many seconds the key is
         held.
         """
         key, held_us = text_of(key), 0
@@ -171,7 +171,7 @@ class AdaptiveRate:
         now = self._core.store.clock.now_us()
         words: list[tuple[Twin[Any], tuple[int, ...]]] = []
         if signal.is_refusal:
-            # Earlier successes separate this refusal from those of the last incident.
+            # Successes since the last incident show that this refusal begins a new one.
             if tally := self._tallies.take(key, now):
                 words.append((self._succeeded, _told(tally, now)))
             words.append((self._throttled, (signal.age_us, signal.hold_us, process.fresh_id())))

@@ -1,20 +1,21 @@
 """Permits: how a policy takes a permit for a call, waits for one, and gives it back.
 
-Waiting calls do not ask the store one by one: a process checks once for all its calls that wait at a key, now
-and then if the store is shared, and whenever limits are changed. A call that ends wakes the next one.
+Waiting calls do not ask the store one by one: one check serves all calls of the process that wait at a key.
+It is made now and then if the store is shared, and whenever limits are changed. A call that ends wakes the
+next one.
 
-A nested call waits for calls that it is itself a part of, and so may wait forever. To detect that, each
-context (of a thread or task) knows the calls in flight that were begun in it, or in the context it was copied
-from: a task knows those that were in flight when it was started.
+A nested call can wait forever for the calls that it is itself a part of. To detect that, each context (of a
+thread or task) remembers the calls in flight that began in it or in the context it was copied from: a task
+knows the calls that were in flight when it was started.
 
 Heartbeat: renews the leases of the calls that this process has in flight on one store.
 
-Each store has one thread per process. It starts with the first call and ends when a renewal is due and no
-call is in flight. For an async-only store it is a task on the event loop of that call.
+Each store has one heartbeat thread per process. It starts with the first call and ends when a renewal is due
+and no call is in flight. For an async-only store it is a task on the event loop of that call.
 
 Registry: the calls of this process that hold a permit, or wait for one, under one name on one store.
 
-The store holds the truth. A registry knows only the calls of its process, and wakes them when they get their
+The store holds the truth. A registry knows only the calls of its process. It wakes them when they get their
 permits: every answer of the store about a key, whichever call asked, reaches all calls that wait at that key.
 """
 
@@ -54,17 +55,17 @@ if TYPE_CHECKING:
 LOOK_US = 30_000
 """The shortest interval at which a process checks a shared store, for all its calls that wait at a key."""
 SEEN_PART, SEEN_US = 8, 250_000
-"""The longest interval in the first seconds after a change, and the part of the time since that it may be."""
+"""Soon after a change, the interval is this part of the time since then, up to this length."""
 LATER_PART, LATER_US = 64, 1_000_000
 """The same for later."""
 JITTER = 8
-"""The interval is longer by up to this part, at random, so that processes do not check in step."""
+"""Each interval is lengthened at random by up to this part, so that processes do not check in step."""
 STUCK_US = 5_000_000
-"""How long until another call takes over the checks, in case the event loop of the last one was stopped."""
+"""After this time without a check, another call takes over: the event loop of the last one may be stopped."""
 
 
 class _AtKey:
-    """The state of one key."""
+    """What the registry knows of one key."""
 
     __slots__ = (
         *("alive", "came_with", "coming", "due_us", "has_failed", "has_news", "is_changed", "looked_us"),
@@ -79,15 +80,15 @@ class _AtKey:
         self.permitted: set[int] = set()
         self.waiting: dict[int, PermitWaiter] = {}
         self.came_with = 0
-        """The last answer about this process: 0 if it has no call there, negative if the store is gone."""
+        """The first call of this process in the last answer; 0 if none is there, negative from a fallback."""
         self.unsure_until_us = 0
         """Until when the store may still count a call of this process that is over."""
         self.due_us = 0
-        """When the lease is due for renewal; at first, when the heartbeat comes by."""
+        """When the lease is due for renewal; 0 until the heartbeat first sees the key."""
         self.has_failed = False
         """Whether the last renewal failed, of this key or of another on the same part of the store."""
         self.most = MOST_KEYS
-        """The most keys on its next renewal: fewer if the last one failed, since it may be the cause."""
+        """How many keys its next renewal may take along: fewer after a failure, which this key may cause."""
         self.looker: PermitWaiter | None = None
         self.looked_us = 0
         self.has_news = False
@@ -108,7 +109,7 @@ class PermitWaiter:
         self._alarm: Alarm | None = None
         self.number = number
         self.came_with: int | None = came_with
-        """What the store told of this process when the call was put in line; None if it has lost it since."""
+        """The first call of this process when this one was put in line; None once the store has lost it."""
 
     @property
     def has_permit(self) -> bool:
@@ -121,7 +122,7 @@ class PermitWaiter:
         return self.came_with != self._at_key.came_with
 
     def begin_wait(self, alarm: Alarm, now_us: int) -> bool:
-        """Set what rings on a change; returns whether this waiter checks the store for all."""
+        """Wait with this alarm, which a change sets; returns whether this waiter checks the store for all."""
         with self._registry.lock:
             self._alarm = alarm
             at_key = self._at_key
@@ -139,13 +140,13 @@ class PermitWaiter:
             return True
 
     def look_after_us(self, now_us: int) -> int:
-        """How long until the waiter that checks for all does so: short for a busy key, else long."""
+        """How long until the next check: short for a key that changed lately, else long."""
         quiet_us = now_us - self._at_key.news_us
         length_us = max(LOOK_US, min(SEEN_US, quiet_us // SEEN_PART), min(LATER_US, quiet_us // LATER_PART))
         return length_us + random.randrange(length_us // JITTER)  # noqa: S311 - no secret
 
     def looks(self) -> None:
-        """Note that the store is about to be asked for all."""
+        """Note that this waiter is about to check the store for all."""
         self._at_key.is_changed = False
 
     def ring(self) -> None:
@@ -175,7 +176,7 @@ class Registry:
         _REGISTRIES.add(self)
 
     def begin(self) -> None:
-        """Start empty: in a new process, and in a forked child."""
+        """Start empty: at first, and in a forked child."""
         self.lock = threading.RLock()
         self.owner = process.fresh_id()
         self.is_kept = False
@@ -199,15 +200,15 @@ class Registry:
             return self.is_kept
 
     def arrive(self, call: Permit) -> None:
-        """A call has its permit, and gives it back itself."""
+        """Note that a call has its permit and gives it back itself: a closed event loop no longer ends it."""
         with self.lock:
             at_key = self._keys.get(call.key)
             if at_key is not None:
                 _arrived(at_key, call.number)
 
     def end(self, call: Permit, *, unsure_until_us: int = 0) -> None:
-        """Remove a call that is over; `unsure_until_us` is until when the store may count it, if it missed
-        the end.
+        """Remove a call that is over. `unsure_until_us` is how long the store may go on counting it, if the
+        store may have missed the end.
         """
         with self.lock:
             at_key = self._keys.get(call.key)
@@ -223,7 +224,7 @@ class Registry:
             call.is_over = True
 
     def join(self, call: Permit, came_with: int) -> PermitWaiter:
-        """Add a call that waits."""
+        """Register a call that waits for its permit."""
         with self.lock:
             at_key = self._keys[call.key]
             at_key.has_news |= not at_key.waiting
@@ -231,7 +232,7 @@ class Registry:
             return waiter
 
     def hear(self, key: str, told: PermitAnswer) -> None:
-        """Take in an answer of the store: wake calls that got their permit or that the store forgot."""
+        """Apply an answer of the store: wake calls that got their permit or that the store forgot."""
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
@@ -242,15 +243,15 @@ class Registry:
             at_key.permitted |= permitted
             for waiter in list(at_key.waiting.values()):
                 if waiter.is_lost:
-                    # Another call may be back before it looks, and the first one be the same as before.
+                    # Remember the loss: once another call has entered, the answer may be the same as before.
                     waiter.came_with = None
                 if waiter.has_permit or waiter.is_lost:
                     waiter.ring()
 
     def limits_changed(self, *_: object) -> None:
-        """Wake those that check, since there may be more permits now.
+        """Wake the waiters that check, since there may be more permits now.
 
-        May be said under the lock of a store, and takes none.
+        Takes no lock: a store may call this while it holds its own.
         """
         for at_key in list(self._keys.values()):
             at_key.is_changed = True
@@ -270,9 +271,9 @@ class Registry:
         return at_key is not None and any(map(has_ended, list(at_key.coming)))
 
     def due(self, now_us: int) -> list[Due]:
-        """The keys to renew if one of them is due, the most urgent first; what could not be reached is last.
+        """The keys to renew if one of them is due, the most urgent first, those that failed last.
 
-        What is due soon goes along, so that keys that were renewed one by one come to share their trips.
+        Keys that are due soon are renewed along with it, so that they come to share their trips.
         """
         with self.lock:
             kept = self._keys.copy()
@@ -290,8 +291,8 @@ class Registry:
             )
 
     def alive(self, keys: Sequence[str], now_us: int) -> tuple[int, int, tuple[int, ...]]:
-        """The calls at keys that are not over, for a renewal: owner, its newest number, their numbers. No two
-        keys have a number in common.
+        """The calls at these keys that are not over, for a renewal: the owner, its newest number, and their
+        numbers, of which no two keys have one in common.
         """
         with self.lock:
             numbers: set[int] = set()
@@ -301,13 +302,13 @@ class Registry:
             return self.owner, self._newest, tuple(sorted(numbers))
 
     def lost(self, keys: Sequence[str], since_us: int) -> None:
-        """Take in that a trip sent at `since_us` for others on that part of the store was not answered."""
+        """Mark keys as failed because a trip at `since_us` to their part of the store was not answered."""
         with self.lock:
             for at_key in filter(None, map(self._keys.get, keys)):
                 at_key.has_failed, at_key.due_us = True, since_us + self.lease_us // RENEWALS // HURRY
 
     def found(self, is_there: Callable[[str], bool]) -> None:
-        """Take in that a part of the store answers: its keys are due, but for what failed by itself."""
+        """Note that a part of the store answers: its failed keys are due, unless they also failed alone."""
         with self.lock:
             for key, at_key in self._keys.copy().items():
                 if at_key.has_failed and at_key.most > 1 and is_there(key):
@@ -316,20 +317,19 @@ class Registry:
     def renewed(
         self, key: str, told: PermitAnswer | None, since_us: int, now_us: int, *, shared: int = 1
     ) -> None:
-        """Take in the answer to a renewal sent at `since_us`, of so many keys; None if there was none."""
+        """Apply the answer to a renewal of `shared` keys sent at `since_us`; `told` is None if it failed."""
         if told is not None and told[0] < 0:
             told = None  # a fallback answered: the store itself was not reached
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
                 return
-            # Counted from when the question was sent: the store may have started the lease then, however late
-            # it answered.
+            # Counted from when the question was sent: however late the answer, the lease may have begun then.
             pause_us = self.lease_us // RENEWALS
             at_key.has_failed = told is None
             at_key.most = MOST_KEYS if told is not None else max(1, shared // 4)
             at_key.due_us = since_us + (pause_us // HURRY if told is None else pause_us)
-            # A call that became unsure after the renewal was sent may be so still.
+            # The renewal does not settle a call that became unsure after it was sent.
             if now_us >= at_key.unsure_until_us or (
                 told is not None and at_key.unsure_until_us <= since_us + self.lease_us
             ):
@@ -339,7 +339,7 @@ class Registry:
             self.hear(key, told)
 
     def rest(self) -> bool:
-        """Whether there is nothing to renew; if so, the heartbeat drops this registry."""
+        """Whether there is nothing to renew; then the heartbeat drops this registry."""
         with self.lock:
             if not self._keys:
                 self.is_kept = False
@@ -377,7 +377,7 @@ def registry_of(store: Store, policy: str) -> Registry:
 
 
 class Due(NamedTuple):
-    """A key whose lease is due for renewal. Sorted, those come first that should go first."""
+    """A key whose lease is due for renewal. These sort by urgency."""
 
     has_failed: bool
     due_us: int
@@ -400,18 +400,18 @@ RENEWALS = 3
 HURRY = 4
 """How many times sooner a renewal is retried after the store did not answer."""
 ALONG = 8
-"""What is due within this part of the time between renewals is renewed along with what is due."""
+"""Keys that are due within this part of the time between renewals are renewed along with those due now."""
 MOST_KEYS, MOST_CALLS = 100, 300
-"""The most keys that are renewed in one trip, and about how many calls: others wait for it meanwhile."""
+"""The most keys that one trip renews, and about how many calls: the other renewals wait for it meanwhile."""
 
 
 class Heartbeat:
     """Renews the leases of the calls in flight on one store.
 
-    Many keys share a trip, and each trip is for those that are most urgent by then. If one fails, the part of
-    the store where its keys lie may be lost: they come last from then on, one at a time, so that they delay
-    the keys of others by one trip. If that part answers, one of the keys cannot be renewed: it is found as
-    they share smaller and smaller trips.
+    Many keys share a trip, and each trip takes the most urgent ones. If a trip fails, the part of the store
+    that holds its keys may be lost: from then on these keys come last, one at a time, so that they delay the
+    others by no more than one trip. If that part does answer, a single key is at fault: smaller and smaller
+    trips find it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -423,7 +423,7 @@ class Heartbeat:
         store.wakes(self)
 
     def begin(self) -> None:
-        """Start empty: in a new process, and in a forked child."""
+        """Start empty: at first, and in a forked child."""
         self._lock = threading.RLock()
         self._kept: dict[Registry, Renewal] = {}
         self._alarm: Alarm | None = None
@@ -438,11 +438,11 @@ class Heartbeat:
                 self._kept[registry] = renewal
                 registry.is_kept = True
                 if self._alarm is not None:
-                    # The thread may be in a sleep too long for this registry.
+                    # The thread may sleep for longer than this registry can wait.
                     self._alarm.set()
                 if self._runs:
                     return
-                # No call in between, so no signal handler can run here.
+                # No function is called in between, so no signal handler can run here.
                 self._runs = begins = True
             if not self._is_awaited:
                 renew = partial(run, self._run)
@@ -450,7 +450,7 @@ class Heartbeat:
             elif hasattr(loop := running_loop(), "create_task"):
                 self._task = loop.create_task(self._run(TASKS))
             else:
-                # Without an event loop of asyncio this store cannot be asked; the caller gets its error.
+                # An async-only store cannot be asked without an asyncio loop; the caller gets its error.
                 self._runs = registry.is_kept = False
         except BaseException:
             if begins:
@@ -506,7 +506,7 @@ class Heartbeat:
             return min((due_us - self._clock.now_us()) / SECOND_US, CHUNK_S)
 
     def _first_due(self) -> tuple[Registry, Renewal, list[Due]] | None:
-        """The registry that has the most urgent key, and all of its keys that are due."""
+        """The registry with the most urgent key, how to renew it, and all of its keys that are due."""
         now = self._clock.now_us()
         with self._lock:
             kept = [one for one in self._kept.copy().items() if one[0].due_us <= now]
@@ -514,7 +514,7 @@ class Heartbeat:
         return min(found, key=lambda one: one[2][0], default=None)
 
     async def _renew(self, driver: Driver, registry: Registry, renewal: Renewal, due: list[Due]) -> None:
-        """Renew the most urgent lease, and on the same trip those that can go with it."""
+        """Renew the lease of the most urgent key, and on the same trip those of the keys that fit."""
         first, *others = due
         shard = renewal.shard(first.key)
         others = [one for one in others if renewal.shard(one.key) == shard]
@@ -530,7 +530,7 @@ class Heartbeat:
         try:
             answers = await driver.ask(renewal.keep, keys, registry.alive(keys, since_us))
         except Exception as error:
-            # Also what a store should not raise: the leases of all other keys end without this thread.
+            # Even an error that no store should raise must not end this thread: all other leases need it.
             _failed(keys, error)
             answers = [None] * len(keys)
             if first.most > 1:
@@ -566,7 +566,7 @@ _TIDIED_AT = 64
 
 
 _BEGUN: ContextVar[tuple[ref[Permit], ...]] = ContextVar("shapekit_begun", default=())
-"""The calls in flight that were begun in this context, or in the one it was copied from."""
+"""The calls in flight that began in this context, or in the one it was copied from."""
 
 
 def _lives(known: ref[Permit]) -> bool:
@@ -585,7 +585,7 @@ def _task() -> object:
 
 
 RETRY_US = SECOND_US
-"""The `retry_after` of a refusal: when a call in flight will end cannot be known."""
+"""The `retry_after` of a refusal: a guess, since nothing tells when a call in flight will end."""
 
 
 class Permit:
@@ -607,10 +607,10 @@ class Permit:
         self.max_wait_us: int | None = None
         self.timeout_us: int | None = None
         self.enclosing: object = None
-        """The task that cannot end the call before what it starts meanwhile has ended; None if not known."""
+        """The task (or thread) whose nested calls have to end before this call can; None if not known."""
 
     def sleeps_until_us(self, pause_us: int | None) -> int | None:
-        """Until when to sleep if nothing happens before; None for no bound."""
+        """Until when to sleep unless woken before; None for no bound."""
         bounds = (self.max_wait_us, self.timeout_us)
         ends = [self.asked_us + bound for bound in bounds if bound is not None]
         if pause_us is not None:
@@ -618,7 +618,7 @@ class Permit:
         return min(ends, default=None)
 
     def has_waited_us(self) -> int:
-        """How long ago it was asked for."""
+        """How long ago the permit was asked for."""
         return self.permits.clock.now_us() - self.asked_us
 
     def is_refused(self) -> bool:
@@ -641,8 +641,8 @@ class Permit:
 class _HeldPermit(Permit):
     """A permit that is given back if the object is garbage-collected.
 
-    An interrupt that hits a finalizer is lost, so most calls end without one: a permit has this class while
-    there is something to give back.
+    An interrupt that hits a finalizer is lost, so calls should end without one: a permit has this class only
+    while there is something to give back.
     """
 
     __slots__ = ()
@@ -653,7 +653,7 @@ class _HeldPermit(Permit):
 
 
 class Permits:
-    """The permits of one policy. A call that gives up, for whatever reason, keeps no permit."""
+    """Takes and gives back the permits of one policy. A call that gives up, for any reason, keeps none."""
 
     def __init__(self, policy: str, store: Store, limit: Concurrency, sleepers: Sleepers) -> None:
         name = policy + PERMITS
@@ -681,14 +681,14 @@ class Permits:
             self._keep_leases = partial(heartbeat_of(store).keep, self.registry, renewal)
 
     def limit_of(self, key: str) -> int:
-        """How many calls may be in flight at a key: as an operator has set it, or as the code says."""
+        """How many calls of a key may be in flight, as set by an operator or else in the code."""
         limit: Concurrency = self._settings.program(self.limit, key)
         return limit.limit
 
     # taking
 
     def untaken(self, key: str) -> Permit:
-        """The permit of a call, to be taken."""
+        """A permit object for a call, not taken yet."""
         return Permit(self, key)
 
     async def take(
@@ -699,10 +699,10 @@ class Permits:
         timeout_us: int | None = None,
         has_to_wait: Callable[[], object] | None = None,
     ) -> None:
-        """Take a permit, also one that was given back, as soon as one is free; in order of arrival.
+        """Take a permit as soon as one is free, in order of arrival; also one that was given back before.
 
-        `has_to_wait` is called if the store has put it in line. QueueFullError after a wait of `max_wait`,
-        TimeoutError after `timeout`. A task that is cancelled keeps no permit.
+        `has_to_wait` is called if the store has put the call in line. Raises QueueFullError after a wait of
+        `max_wait`, TimeoutError after `timeout`. A task that is cancelled keeps no permit.
         """
         key = permit.key
         await driver.stop_if_cancelled()
@@ -710,7 +710,7 @@ class Permits:
             await self._heal(driver, key)
         permit.asked_us, permit.max_wait_us, permit.timeout_us = self.clock.now_us(), max_wait_us, timeout_us
         self._begin(permit, driver.loop())
-        # A coroutine that is thrown away runs no cleanup here: its permit is given back by the finalizer.
+        # A dropped coroutine runs no cleanup here: the finalizer gives its permit back.
         try:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with):
@@ -762,7 +762,7 @@ class Permits:
     # giving back
 
     async def leave(self, driver: Driver, permit: Permit) -> None:
-        """Give a permit back; a second time does nothing. If the store is down, a later renewal tells it."""
+        """Give a permit back; a second time does nothing. A store that is down learns of it at a renewal."""
         # Permits from before a fork belong to the parent, not to the child.
         if permit.is_over or permit.owner != self.registry.owner:
             return
@@ -783,8 +783,7 @@ class Permits:
         self._end(permit, is_sure=told[0] >= 0)
         self.registry.hear(permit.key, told)
         if self.registry.has_lost(permit.key) and not self._is_awaited:
-            # The store may have given the permit to a call whose event loop is closed: the next in line gets
-            # it.
+            # The store may have given the permit to a call whose event loop is closed: the next call gets it.
             process.in_background(run, self._heal, permit.key)
 
     def leave_soon(self, permit: Permit) -> None:
@@ -792,8 +791,8 @@ class Permits:
         if self.instant:
             run(self.leave, permit)
         elif self._is_awaited and hasattr(loop := running_loop(), "create_task"):
-            # The loop keeps the task while the store is asked. One that is cancelled before it begins drops
-            # the permit, which then is given back like any that is dropped.
+            # The loop keeps the task alive while the store is asked. If the task is cancelled before it
+            # begins, the permit is dropped, and its finalizer gives it back.
             loop.create_task(self.leave(TASKS, permit))
         elif not permit.is_over:
             process.in_background(self.give_back, permit.key, permit.owner, permit.number)
@@ -804,7 +803,7 @@ class Permits:
         permit = Permit(self, key)
         permit.owner, permit.number = owner, number
         if self._is_awaited:
-            # No event loop to ask the store on: the next renewal tells it.
+            # Without an event loop this store cannot be asked: the next renewal tells it.
             self._end(permit, is_sure=False)
         else:
             permit.is_over = False
@@ -823,17 +822,17 @@ class Permits:
     def _check_nested(self, key: str) -> None:
         """Check a call that is about to wait, without a bound, until fewer calls are in flight.
 
-        If the call is a part of all of them: ConfigError if they cannot end before it, RuntimeWarning if
-        another thread or task may end them.
+        If the call is nested in all of them, raises ConfigError if none can end before it, and warns if
+        another thread or task may end one.
         """
         limit = self.limit_of(key)
         around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
         around = [call for call in around if call.key == key and call.permits.registry is self.registry]
-        # In a forked child those of its parent are none of its own.
+        # A forked child inherits its parent's calls in this list, but they are not its own.
         around = [call for call in around if call.owner == self.registry.owner]
         if len(around) < limit:
             return
-        # A call that a thread makes without an event loop also encloses the loop that it runs meanwhile.
+        # A call made by a thread without an event loop also encloses a loop that the thread runs meanwhile.
         here, named = (_task(), threading.get_ident()), whose(key, self.policy)
         if all(call.enclosing in here for call in around):
             raise ConfigError(
@@ -875,7 +874,7 @@ class Permits:
         since_us = self.clock.now_us()
         told = await driver.ask(self._keep, key, *self.registry.alive([key], since_us))
         self.registry.renewed(key, told, since_us, self.clock.now_us())
-        # Also what answered instead of a store that is gone.
+        # Also if a fallback answered for a store that is gone.
         self.registry.hear(key, told)
 
     def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:
@@ -884,6 +883,6 @@ class Permits:
             return waiter.look_after_us(self.clock.now_us()) if is_looker else STUCK_US
         if not is_looker:
             return None
-        # Nothing announces the closed event loops of other waiters, nor the end of an override.
+        # Nothing wakes this waiter when another waiter's event loop is closed, or when an override ends.
         ends_us = self._settings.known.ends_us
         return STUCK_US if ends_us is None else min(STUCK_US, max(1, ends_us - self.clock.wall_us()))

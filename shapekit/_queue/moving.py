@@ -1,15 +1,15 @@
-"""Moving: what the calls of a process share that wait at a key and may have to move.
+"""Moving: how the waiting calls of one process learn that their slots have moved, and get new ones when late.
 
-A watch holds what a process knows about a key whose waiting calls may have to move: a key that is held (the
-hold may be ended or prolonged), or one with an adaptive rate. Changes that the process makes itself reach its
-calls at once. Changes by other processes are found by polling, with one question for all calls that wait at
-the key: the first call to poll asks, the others reuse its answer, and an answer with news wakes them all, so
-that they leave in order.
+A watch holds what the process knows about a key whose waiting calls may have to move: a key that is held
+(the hold may be ended or prolonged), or one with an adaptive rate. A change that the process makes itself
+wakes its calls at once. Changes by other processes are found by polling: the first call to poll asks the
+store, the other calls at the key reuse its answer, and an answer with news wakes them all, so that they leave
+in order.
 
-Late calls of a key, as there are many after a stop of the whole process, share a trip and get their new slots
-in the order of the old ones. A call that comes while a trip is under way goes with the next, and a call that
-is in time lets those go first that were before it. A call that is late again takes the slot of the first call
-behind it that has got another one, too, and that one takes the next: so they keep their order.
+Late calls of a key, of which there are many after the whole process was stopped, share a trip to the store
+and get their new slots in the order of the old ones. A call that is late during a trip joins the next one,
+and a call that is on time waits for the late calls before it. A call that is late once more takes the new
+slot of the first call behind it, that one takes the slot of the next, and so on: they keep their order.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ QUICK_US = SECOND_US // 4
 SLOW_US = SECOND_US
 """The shortest interval once nothing has changed for two seconds."""
 PART = 20
-"""The shortest interval as a part of the wait that is left,"""
+"""A later poll comes after this part of the wait that is left."""
 LONGEST_US = 60 * SECOND_US
-"""capped here, so that a hold of a day can be ended within a minute or two."""
+"""The longest interval, so that a hold of a day can be ended within a minute or two."""
 JITTER = 4
-"""The interval is longer by up to this part, at random, so that processes do not poll in step."""
+"""Each interval is lengthened at random by up to this part, so that processes do not poll in step."""
 AT_ONCE_US = SECOND_US // 4
-"""How far ahead a hold is ended in a store where every waiting call hears of it at once."""
+"""How far ahead a hold is ended in a store whose changes wake every waiting call at once."""
 LAST_LOOK_US = SECOND_US // 10
-"""A call looks for changed limits until so long before its slot: an answer under way when the slot comes
-would let other calls leave first.
+"""How long before its slot a call stops polling for changed limits: if the slot came while an answer is under
+way, other calls would leave first.
 """
 NOTICE_PART = 12
 LEAST_NOTICE_US, MOST_NOTICE_US = 1_500_000, 90 * SECOND_US
 STUCK_S = 5.0
-"""How long to wait for a question that another call has asked, in case its event loop was stopped."""
+"""How long a call waits for the answer to another call's question: that call's loop may have been stopped."""
 _END_US = 2**53
 
 
@@ -64,15 +64,15 @@ def pause_us(left_us: int, age_us: int) -> int:
 
 
 def notice_us(left_us: int) -> int:
-    """How far ahead to end a hold with `left_us` to go: later than any process polls and has its answer.
+    """How far ahead to end a hold with `left_us` to go: by then, every process has polled and has its answer.
 
-    A call that heard of it too late would leave late, right next to those behind it.
+    A call that learned of the end too late would leave late, right next to the calls behind it.
     """
     return max(LEAST_NOTICE_US, min(MOST_NOTICE_US, left_us // NOTICE_PART))
 
 
 class Watch:
-    """A key whose calls wait: the last answer, when it last changed, and the alarms to set when it does."""
+    """What a process knows about a key: the store's last answer, when it changed, and the alarms to set."""
 
     __slots__ = ("__weakref__", "_alarms", "_heard", "changed_us", "version")
 
@@ -84,7 +84,7 @@ class Watch:
         """A new object after each change."""
 
     def hear(self, queue: object, key_state: KeyState, asked_us: int) -> None:
-        """Take in the store's answer to a question asked at `asked_us`."""
+        """Record the store's answer to a question asked at `asked_us`."""
         known = self._heard.get(queue)
         if known is not None and known[0] > asked_us:
             return
@@ -94,14 +94,14 @@ class Watch:
             self.ring()
 
     def since(self, queue: object, than_us: int) -> tuple[int, KeyState] | None:
-        """The last answer and when it was asked for; None if that was not after `than_us`."""
+        """When the last answer was asked for, and the answer; None if that was not after `than_us`."""
         known = self._heard.get(queue)
         return known if known is not None and known[0] > than_us else None
 
     def forget(self, now_us: int, *, is_news: bool) -> None:
         """Forget the answers: this process has changed the key.
 
-        Takes no lock, because a coroutine that is thrown away may get here.
+        Takes no lock: the finalizer of a dropped coroutine may call this.
         """
         self._heard = {}
         if is_news:
@@ -109,7 +109,7 @@ class Watch:
             self.ring()
 
     def ring(self) -> None:
-        """Announce a change."""
+        """Wake all calls that wait at the key."""
         self.version = object()
         for alarm in list(self._alarms):
             alarm.set()
@@ -124,10 +124,9 @@ class Watch:
 
 
 class Limits(Watch):
-    """What operators may change while calls wait that are under one name: one of them asks for all.
+    """Wakes the calls that wait under one name when operators change its limits. One call polls for all.
 
-    Any question to the store tells. So a call that polls asks about its own key, and what it hears wakes the
-    others.
+    Every answer of the store shows such a change, so the polling call asks about its own key.
     """
 
     __slots__ = ("_clock", "_hears_all", "_poller", "_served_us", "dues", "settings")
@@ -138,17 +137,17 @@ class Limits(Watch):
         self._clock = clock
         self._hears_all = hears_all
         self._served_us = 0
-        """The slot by which the poller's next look is timed."""
+        """The slot that sets when the poller asks next."""
         self.begin()
 
     def begin(self) -> None:
-        """Without waiting calls: at first, and in a forked child."""
+        """Start without waiting calls: at first, and in a forked child."""
         self._alarms = {}
         self._poller: Alarm | None = None
         self.dues: dict[Alarm, int] = {}
 
     def until_us(self, alarm: Alarm, now_us: int, due_us: int) -> int:
-        """When a call that sleeps until its slot has to ask, if nothing wakes it before."""
+        """When a call that sleeps until its slot has to poll, if nothing wakes it before."""
         self.dues[alarm] = due_us
         if self._poller is None and self._is_far(due_us, now_us):
             self._poller = alarm
@@ -157,24 +156,24 @@ class Limits(Watch):
             if poller is None:
                 self.hand_over(now_us)
             elif due_us < self._served_us and self._served_us - now_us > PART * QUICK_US:
-                # For a call that leaves sooner, it has to look sooner.
+                # A call that leaves sooner needs a sooner poll.
                 poller.set()
             return _END_US
         if self._hears_all:
             return self.ends_at_us()
-        # Who comes before this is known wakes it.
+        # Until the next line, any call that comes wakes the poller.
         self._served_us = _END_US
-        # The next call that leaves asks in any case, and its answer wakes the others.
+        # The next call to leave asks in any case, and its answer wakes the others.
         self._served_us = min(list(self.dues.values()), default=due_us)
         pause = pause_us(max(0, self._served_us - now_us), 0)
         return now_us + min(pause, due_us - now_us - LAST_LOOK_US)
 
     def ends_at_us(self) -> int:
-        """When the first override ends by itself: that is civil time, and sleepers go by another."""
+        """When the first override ends by itself: a civil time, converted to the clock that sleepers use."""
         ends_us = self.settings.known.ends_us
         if ends_us is None:
             return _END_US
-        # Until a store with another clock sees that end, too, it is not asked without a pause.
+        # A store whose clock is behind sees that end later: it is not asked again and again meanwhile.
         least_us = 1 if self._hears_all else QUICK_US
         return self._clock.now_us() + max(least_us, ends_us - self._clock.wall_us())
 
@@ -186,7 +185,7 @@ class Limits(Watch):
             self._poller = None
 
     def hand_over(self, now_us: int) -> None:
-        """Wake the call that waits longest, so that it asks, if none does. Lock-free, as `Watch.forget`."""
+        """If no call polls, wake the one with the latest slot to do so. Takes no lock, as `Watch.forget`."""
         if self._poller is None and self.dues:
             dues = self.dues.copy()
             alarm = max(dues, key=dues.__getitem__)
@@ -199,7 +198,7 @@ class Limits(Watch):
 
 
 class KeyPoller:
-    """How one waiting call polls its keys and hears of changes."""
+    """Tells one waiting call when to poll its keys, and whether they have changed."""
 
     __slots__ = ("_heard_us", "_look_us", "_seen", "_status", "_watched", "_watches", "keys")
 
@@ -210,7 +209,7 @@ class KeyPoller:
         self._watches = (*self._watched.values(), *beside)
         self._heard_us = heard_us
         self._look_us: int | None = None
-        # If every change of a key is announced, one may have been before this poller was made.
+        # Where changes are only announced, one that came before this poller was made counts as news.
         self._seen = [None if status.hears_all else watch.version for watch in self._watched.values()]
         self._seen += [watch.version for watch in beside]
 
@@ -225,7 +224,7 @@ class KeyPoller:
                 )
                 self._look_us = self._heard_us + pause_us(max(0, due_us - self._heard_us), age_us)
                 if due_us - self._look_us < QUICK_US:
-                    # An answer under way when the slot comes would let other calls leave first, and a call
+                    # If the slot came while an answer is under way, other calls would leave first; and a call
                     # asks before it leaves anyway. No hold ends sooner: see `notice_us`.
                     self._look_us = due_us
         return min(due_us, self._look_us)
@@ -247,9 +246,7 @@ class KeyPoller:
         return (self._look_us is not None and now_us >= self._look_us) or self._has_news()
 
     async def look(self, driver: Driver) -> list[KeyState]:
-        """The states of the keys: from answers that this process got since the last look, else from the
-        store.
-        """
+        """The states of the keys, from answers to this process since the last poll, else from the store."""
         self._seen = [watch.version for watch in self._watches]
         than_us = self._heard_us
         told = [await self._status.looking(driver, key, than_us) for key in self._watched]
@@ -265,7 +262,7 @@ _numbers = count()
 
 
 class _LateCall:
-    """A call, from when it asks until it has an answer."""
+    """A late call, from its question until its answer."""
 
     __slots__ = (
         *("_number", "alarm", "answer", "call", "is_gone", "is_local", "is_on_trip", "order", "together"),
@@ -279,26 +276,26 @@ class _LateCall:
         self.answer: Moved | None = None
         self.is_gone = self.is_on_trip = False
         self.is_local = call[0] < 0
-        """Whether its slot is one that replaces a lost store's."""
+        """Whether its slot is from the fallback of a store that is gone."""
         self.together: list[_LateCall] = []
-        """For whom it makes a trip."""
+        """The calls whose questions it takes along, if it makes a trip."""
 
     def __lt__(self, other: _LateCall) -> bool:
         return (self.order, self._number) < (other.order, other._number)
 
 
 class LateCalls:
-    """The calls of one shaper that came too late to their slots and ask for others, by key."""
+    """The calls of one shaper that missed their slots and ask for new ones, by key."""
 
     def __init__(self, late: Twin[Any]) -> None:
         self._late = late
         self.trips = 0
-        """How many were made. What was known of a key before the last one is out of date."""
+        """How many trips were made. What was known of a key before the last one is out of date."""
         self.begin()
         _LATE.add(self)
 
     def begin(self) -> None:
-        """Empty: at first, and in a forked child."""
+        """Start empty: at first, and in a forked child."""
         self._lock = process.lock()
         self.waiting: dict[str, list[_LateCall]] = {}
         self.under_way: dict[str, _LateCall] = {}
@@ -306,7 +303,7 @@ class LateCalls:
         self._moved: dict[PendingWait, None] = {}
 
     async def ask(self, driver: Driver, key: str, order: int, call: Late) -> Moved:
-        """When the call may leave, and its new slot."""
+        """Ask the store when a late call may leave, and until when time stands still for it."""
         own = _LateCall(order, call, driver.alarm())
         try:
             while own.answer is None:
@@ -327,7 +324,7 @@ class LateCalls:
         return own.answer
 
     async def let_go(self, driver: Driver, key: str, order: int) -> bool:
-        """Wait until a trip is over, if calls that make one were before; whether there were any."""
+        """Wait for the trip of late calls with earlier slots than this one; returns whether there are any."""
         if key not in self.under_way and key not in self.waiting:
             return False
         alarm = driver.alarm()
@@ -341,8 +338,8 @@ class LateCalls:
         return True
 
     def moved(self, call: PendingWait, allowed_us: int, now_us: int) -> None:
-        """A call has got another slot, or has to ask again for one: calls behind it that still have earlier
-        ones move on by one.
+        """Restore the order after a call got a new slot: calls behind it with earlier new slots move back by
+        one.
         """
         with self._lock:
             behind = [
@@ -360,7 +357,7 @@ class LateCalls:
                 one.take_place(place)
 
     def leaves(self, call: PendingWait) -> bool:
-        """Whether a call may leave that has got another slot: not if it has just moved on."""
+        """Whether a call with a new slot may leave: not if another call has just moved it back."""
         with self._lock:
             if not call.is_over():
                 return False
@@ -368,20 +365,20 @@ class LateCalls:
         return True
 
     def forget(self, call: PendingWait) -> None:
-        """The call does not wait any more. Takes no lock, as `_ended` does not."""
+        """Forget a call that no longer waits. Takes no lock, as `_ended` does not."""
         self._moved.pop(call, None)
 
     async def _go(self, driver: Driver, key: str, own: _LateCall) -> None:
         together = own.together
         answers = await driver.ask(self._late, key, tuple([one.call for one in together]))
-        # A store that is gone answers nothing: then they leave.
+        # A fallback of a store that is gone answers nothing: then the calls leave.
         for one, answer in zip(together, answers or [(0, UNKNOWN)] * len(together), strict=True):
             one.answer = answer
         self.trips += 1
         self._ended(key, own)
 
     def _join(self, key: str, own: _LateCall) -> None:
-        """Wait for the next trip; or make it, with all who wait, where none is under way."""
+        """Join the calls that wait for the next trip; if none is under way, prepare to make it for all."""
         with self._lock:
             if own.is_on_trip:
                 return
@@ -399,9 +396,9 @@ class LateCalls:
                     self.waiting[key] = apart
 
     def _ended(self, key: str, traveller: _LateCall) -> None:
-        """Wake all after a trip: those that wait begin the next one.
+        """Wake all calls after a trip: those still without an answer begin the next one.
 
-        Takes no lock, because a coroutine that is thrown away may get here.
+        Takes no lock: the finalizer of a dropped coroutine may call this.
         """
         if self.under_way.get(key) is traveller:
             self.under_way.pop(key, None)

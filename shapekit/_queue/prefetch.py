@@ -6,10 +6,10 @@ key. Each key has a thread (its fetcher) that makes the trips. So a call that gi
 and a buffer is refilled and given back even while there are no calls.
 
 The buffer only decides: it reads no clock and asks no store. Its fetcher asks it what to do `next`, does
-that, and passes the result back to it.
+that, and passes the result back.
 
-Instants are on the clock that callers sleep by, unless said otherwise. Slots are on the queue's own time;
-each answer of the store tells how far apart the two are.
+Instants are on the clock that callers sleep by, unless stated otherwise. Slots are on the queue's own time;
+each answer of the store shows how far apart the two are.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _FIRST = 8
 """How many further slots the first busy trip asks for."""
 _GROWTH = 4
 _STEPS = 10
-"""The part of a span's slots that each busy process gets in addition to what its calls need."""
+"""Each busy process gets this part of a span's slots in addition to what its calls need."""
 _WORTH = 8
 """How many slots have to be used for each one wasted."""
 _FEW, _ENOUGH = 4, 32
-"""How many slots are needed to judge: more for larger trips, because a machine stalls now and then."""
+"""How many slots it takes to judge: more for larger trips, because a machine stalls now and then."""
 _MOST_STRIKES = 5
-"""A buffer that keeps wasting slots does not grow for up to 2 to the power of this spans."""
+"""A buffer that keeps wasting slots does not grow for 2, 4, 8 … spans: at most 2 to this power."""
 _PATIENCE = 4
-"""The part of a span after which unused slots are given back."""
+"""Unused slots are given back after this part of a span without a call."""
 _DRIFT = 1_000
-"""Two clocks drift apart by less than 1 µs in this many."""
+"""Two clocks drift apart by less than 1 µs in this many µs."""
 _HASTE = 100
-"""After late answers, slots are handed out earlier by 1 µs in this many."""
+"""After late answers, the estimated offset of the clocks falls by at most 1 µs in this many µs."""
 
 
 class Refill(NamedTuple):
@@ -61,7 +61,7 @@ class Refill(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Give these slots back; they are of one generation, in order."""
+    """Give back these slots, which are in order and of one generation."""
 
     grants: tuple[Grant, ...]
 
@@ -96,7 +96,7 @@ class SlotBuffer:
         self._returns_first = False
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
-        """A new object after each doubt, to tell whether a question was asked before it."""
+        """A new object after each change by this process: shows whether a question was asked before it."""
         self._sure_by: object = None
         self._heard_us = 0
         self._ahead_us = 0
@@ -140,8 +140,7 @@ class SlotBuffer:
             return None
         granted = self._handed(self._slots[0], now_us)
         if not granted.wait_us and now_us - self._heard_us > self._prefetch_us:
-            # A call that waits asks whether the key is held before it leaves; one that does not wait never
-            # asks.
+            # Only a call that waits asks, before it leaves, whether the key is held: so this one waits.
             granted = granted._replace(wait_us=1)
         if bound_us is not None and granted.wait_us > bound_us:
             return None
@@ -158,13 +157,13 @@ class SlotBuffer:
             self._returning.append(granted)
 
     def pass_by(self, granted: Grant) -> None:
-        """Note that a slot has passed unused: it goes back where a limit with memory counts it."""
+        """Note that a slot has passed unused: if a further limit counts it, it is given back."""
         own, other = self._queue, granted.queue
         if own.constraints.algorithms or (other is not None and other.constraints.algorithms):
             self._returning.append(granted)
 
     def miss(self, granted: Grant) -> None:
-        """Note that a call has missed its slot: it goes back before the call gets another one."""
+        """Note that a call has missed its slot, which is given back before the call gets another one."""
         self.pass_by(granted)
         self._returns_first = bool(self._returning)
 
@@ -173,10 +172,10 @@ class SlotBuffer:
     def hear(
         self, key_state: tuple[int, int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
     ) -> None:
-        """Take in the state of the key: generation, shift, end of the hold, end of the mark; and the trip's
-        times.
+        """Apply an answer: the state of the key (generation, shift, end of the hold, end of the mark) and the
+        trip's times.
 
-        If the question was asked before the latest of the `doubts`, only the clock is taken from the answer.
+        If the question was asked before the latest of the `doubts`, only the clock offset is applied.
         """
         trip_us = max(0, now_us - asked_us)
         self._trip_us = max(trip_us, self._trip_us * 7 // 8)
@@ -185,7 +184,7 @@ class SlotBuffer:
         if doubts is not self.doubts:
             return
         if key_state[0] != self._standing[0]:
-            # A new generation of the key: slots of the old one mean nothing there.
+            # The key was reset or its limits changed: slots of an old generation cannot be used.
             self._returning += self._slots
             self._slots.clear()
             self._last_us = self._last_taken_us = 0
@@ -197,14 +196,14 @@ class SlotBuffer:
     def _set_clock(self, ahead_us: int, trip_us: int, now_us: int) -> None:
         """Estimate the offset between the clocks, from an answer that took a part of the trip to arrive.
 
-        The quickest answers are the most exact, but a sudden change would put two calls too close together:
-        one that leaves by the old offset and one by the new. So while slots are owned, the offset falls
+        The quickest answers are the most exact. But if the offset fell at once, a call that leaves by the old
+        offset and the next one, by the new, would be too close together. So while slots are owned, it falls
         slowly.
         """
         passed_us = max(0, now_us - self._heard_us)
         if trip_us > self._prefetch_us and self._heard_us:
-            # The process or the network was stalled, and this answer would delay all owned slots by that
-            # much. The earlier estimate is better, as far as this answer is consistent with it.
+            # The process or the network was stalled, and this answer would delay all owned slots by as much.
+            # The earlier estimate is better, as far as this answer is consistent with it.
             known_us = self._ahead_at(now_us - ahead_us) + passed_us // _DRIFT
             ahead_us = min(ahead_us, max(known_us, ahead_us - trip_us))
         least_us = max(self._least_ahead_us + passed_us // _DRIFT, ahead_us - trip_us)
@@ -216,27 +215,27 @@ class SlotBuffer:
         self._since_us = now_us - ahead_us
 
     def _ahead_at(self, there_us: int) -> int:
-        """How far the clock that callers sleep by is ahead of the queue's when that shows `there_us`."""
+        """How far the clock that callers sleep by is ahead when the store's clock shows `there_us`."""
         passed_us = max(0, there_us - self._since_us)
         return max(self._least_ahead_us, self._ahead_us - passed_us // _HASTE)
 
     def doubt(self) -> None:
-        """Note a change of the key by this process: its state is asked for before the next call leaves."""
+        """Note that this process changed the key: its state is asked for before the next call leaves."""
         self.doubts = object()
 
     def fill(self, asked: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
-        """Take in the slots of a trip; returns the answers for the calls that asked."""
+        """Store the slots that a trip has fetched; returns the answers for the calls that asked."""
         self._learn(now_us)
         generation = self._standing[0]
         taken = [granted for granted in asked if granted.accepted and granted.generation == generation]
         self._returning += [granted for granted in further if granted.generation != generation]
         further = [granted for granted in further if granted.generation == generation]
-        # Calls that come right after an answer are slowed down by the trips themselves.
+        # If a call comes right after an answer, it is the trips that slow the calls down.
         is_hurried = 0 <= self._came_us - self._answered_us < self._trip_us // 2
         self._answered_us = now_us
         is_late = any(granted.wait_us > 0 for granted in (*taken, *further))
         self._is_crowded = len(asked) > 1 or is_hurried or is_late
-        # They may be in places that others have left, before the slots that are owned.
+        # A further slot may be one that another call gave back, before the slots that are owned.
         self._slots = deque(sorted([*self._slots, *further], key=_due_us))
         self._last_taken_us = max([self._last_taken_us, *map(_due_us, taken)])
         self._last_us = max([self._last_us, *map(_due_us, (*taken, *further))])
@@ -271,8 +270,8 @@ class SlotBuffer:
         if self._may_refill and self._most and self._is_crowded:
             ahead_us = self._trip_us * 3 // 2
             low_us = self._at_us(self._last_us) - ahead_us
-            # A call whose state of the key is older than a span asks again, each call by itself, and slots
-            # pass meanwhile. An answer that is too old on arrival does not help.
+            # Once the known state is older than a span, each call asks for itself, and slots pass meanwhile.
+            # Asking ahead prevents that, unless the answer is too old when it arrives.
             is_worth = self._prefetch_us > 2 * self._trip_us
             old_us = self._heard_us + self._prefetch_us - ahead_us if is_worth else low_us
             if now_us < min(low_us, old_us):
@@ -290,7 +289,7 @@ class SlotBuffer:
     # inside
 
     def _leaves_by(self, grant: Grant) -> int:
-        """`leaves_by` of the queue that granted it, which may have the numbers of an operator."""
+        """`leaves_by` of the queue that granted the slot, which may be one with an operator's numbers."""
         queue: LeakyQueue = grant.queue or self._queue
         return queue.leaves_by(grant)
 
@@ -300,14 +299,12 @@ class SlotBuffer:
 
     @property
     def _has_moved(self) -> bool:
-        """Whether slots are to be given back that new limits have moved: others can use them at once."""
+        """Whether there are slots to give back that new limits have moved: others can use them at once."""
         is_known = self._standing[0] >= 0
         return is_known and bool(self._returning) and self._returning[0].generation != self._standing[0]
 
     def _refill(self, now_us: int, waiting: int) -> Refill:
-        """Ask for as many further slots as calls came in a span, if calls had to wait and no slots were
-        wasted.
-        """
+        """Fetch slots for the waiting calls and, if calls had to wait, for about as many as a span brings."""
         is_held = self._is_sure and self._standing[2] + self._ahead_us > now_us
         expected = self._expected(now_us)
         if (not self._is_crowded and waiting < 2) or len(self._comers) < 2 or is_held:
@@ -317,7 +314,7 @@ class SlotBuffer:
             left_us -= self._slots[-1].due_us - self._slots[0].due_us
         if left_us <= 0:
             return Refill(0, 0)
-        # Purely proportional, the process with most slots would keep most; so each gets an equal part, too.
+        # In proportion alone, the process with most slots would keep most: each also gets an equal part.
         fair = expected * 3 // 4 + self._step
         return Refill(max(0, min(self._most, fair, MOST - waiting)), left_us)
 
@@ -334,13 +331,13 @@ class SlotBuffer:
         return GiveBack(tuple(sorted(own, key=_due_us)))
 
     def _pass_by(self, now_us: int) -> None:
-        """Drop slots that have passed: a call that left by one now would be too close to the next."""
+        """Drop slots that have passed: a call that used one now would be too close to the next."""
         while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
             self._wasted += 1
             self.pass_by(self._slots.popleft())
 
     def _learn(self, now_us: int) -> None:
-        """Judge by the slots since the last time whether to ask for more of them or fewer."""
+        """Judge by how many slots were used or wasted since the last time whether to fetch more or fewer."""
         seen = self._used + self._wasted
         is_good = self._wasted * _WORTH <= self._used
         if seen >= max(_FEW, min(_ENOUGH, self._most * _FEW)):
@@ -350,19 +347,19 @@ class SlotBuffer:
             self._strikes = max(0, self._strikes - 1) if is_good else min(_MOST_STRIKES, self._strikes + 1)
             self._used = self._wasted = 0
         if (is_good or seen < _FEW) and self._is_crowded and now_us >= self._rests_until_us:
-            # Not from 1 up: a few slots next to each other have passed before the process knows of them.
+            # Not from 1 up: a few slots close together may pass before the process gets them.
             grown = self._most * (2 if self._strikes else _GROWTH)
             self._most = min(MOST, max(1, grown, self._expected(now_us) // _GROWTH))
 
     def _handed(self, granted: Grant, now_us: int) -> Grant:
-        """The slot as it is now, with the holds that are known."""
+        """The slot as it is now, moved by the holds that are known."""
         generation, shift_us, until_us, mark_us = self._standing
         if granted.generation != generation:
             return granted
         at_us = max(granted.due_us + shift_us, until_us)
         wait_us = self._at_us(granted.due_us) - now_us
         if wait_us < 0:
-            # Late; with a burst, that may still be within the limit. If not, it asks for another slot.
+            # Late. With a burst that may still be within the limit; if not, the call asks for another slot.
             there_us = at_us - wait_us
             at_us = max(at_us, min(there_us, self._leaves_by(granted) + shift_us))
             wait_us = int(there_us - at_us > LEAST_GRACE_US)
@@ -393,7 +390,7 @@ LONGEST_US = 60 * SECOND_US
 _TRIPS = 32
 """Trips at the same time, each on a connection."""
 _DESKS = 256
-"""The number of keys at which unused entries are first dropped."""
+"""How many keys there are when entries without a fetcher are first dropped."""
 _NAP_S = 60.0
 
 
@@ -416,12 +413,12 @@ class _Call:
         try:
             raise error or StoreUnavailableError("the store has not answered")
         finally:
-            # The traceback of the error refers to this frame.
+            # The traceback of the error refers to this frame: break the cycle.
             error = None
 
 
 class _KeyEntry:
-    """One key: its buffer, the calls that wait, and the event that wakes its fetcher."""
+    """One key: its buffer, the calls that wait, its fetcher, and the event that wakes the fetcher."""
 
     __slots__ = ("buffer", "calls", "fetcher", "news")
 
@@ -473,9 +470,9 @@ class Prefetch:
     async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
         """A slot, or a refusal."""
         if process.is_inside(self._lock):
-            # A finalizer or a signal handler, in the midst of what this thread does to a buffer.
+            # A finalizer or a signal handler interrupts this thread while it changes a buffer.
             return await driver.ask(self._reserve, key, asked)
-        await driver.stop_if_cancelled()  # from the buffer it would be taken without awaiting
+        await driver.stop_if_cancelled()  # a slot from the buffer is taken without awaiting
         call = self._taken(key, asked, driver.alarm)
         if not isinstance(call, _Call):
             return call
@@ -506,14 +503,14 @@ class Prefetch:
     async def exchange(self, driver: Driver, key: str, missed: Grant) -> Grant:
         """Another slot for a call that has missed this one, or a refusal.
 
-        The line cannot make way for it: other processes own slots, too, and hear of that too late.
+        The line is not moved for it: other processes own slots, too, and would learn of the move too late.
         """
         with self._lock:
             self._entry(key).buffer.miss(missed)
         return Grant(*await self._ask(driver, key, (missed.cost, None, process.fresh_id())))
 
     async def _leave(self, key: str, call: _Call) -> None:
-        """A call that leaves before its answer passes its slot on to the next one."""
+        """Remove a call that gives up before its answer; its slot goes to the next one."""
         with self._lock:
             call.is_gone = True
             if call.granted is not None and call.granted.accepted:
@@ -521,7 +518,7 @@ class Prefetch:
                 entry.buffer.put_back(call.granted)
                 self._wake_fetcher(key, entry)
 
-    # how a key stands
+    # the state of a key
 
     def known(self, key: str) -> KeyState | None:
         """The state of a key, if it is at most one span old."""
@@ -534,7 +531,7 @@ class Prefetch:
         return None if entry is None else entry.buffer.doubts
 
     def hear(self, key: str, key_state: KeyState, asked_us: int, doubts: object) -> None:
-        """Take in the state of a key that the store has just answered with."""
+        """Apply the state of a key that the store has just answered with."""
         if process.is_inside(self._lock):
             return
         with self._lock:
@@ -547,9 +544,9 @@ class Prefetch:
                     entry.news.set()
 
     def doubt(self, key: str) -> None:
-        """Note a change of the key by this process.
+        """Note that this process changed the key.
 
-        Takes no lock, because a coroutine that is thrown away may get here.
+        Takes no lock: the finalizer of a dropped coroutine may call this.
         """
         entry = self._entries.get(key)
         if entry is not None:
@@ -658,7 +655,7 @@ class Prefetch:
         return entry.buffer.surrender()
 
     def _give_back(self, key: str, grants: tuple[Grant, ...]) -> None:
-        """Give slots back where they are by now: new limits may have moved them."""
+        """Give slots back. If new limits have moved them, give back the slots that they have become."""
         if self._cancel_many(key, grants) or not self._settings.known.stored.version:
             return
         changes, own = self._follow(key)[-2], self._queue.constraints
@@ -666,8 +663,8 @@ class Prefetch:
             self._cancel_many(key, moved)
 
     def _go(self, key: str, entry: _KeyEntry, todo: Next, calls: Sequence[_Call]) -> None:
-        """Make one trip. An error goes to the calls that wait for it; without any, only an unexpected one is
-        raised.
+        """Make one trip. An error is raised in the calls that wait for the trip; without any, only an
+        unexpected one is raised here.
         """
         asked_us, doubts = self._clock.now_us(), entry.buffer.doubts
         try:
@@ -696,7 +693,7 @@ class Prefetch:
                 raise
             return
         except BaseException:
-            # Its calls fail together with those that wait.
+            # `_fetch_on` fails these calls together with those that still wait.
             with self._lock:
                 entry.calls[:0] = calls
             raise
@@ -741,8 +738,8 @@ class PrefetchedStatus(KeyStatus):
 
 
 def prefetched(name: str, store: Store, queue: LeakyQueue, prefetch: Duration) -> KeyStatus:
-    """The key status of a shaper that prefetches; where the store is in this process, there is no trip to
-    save, and it does not.
+    """The key status of a shaper that prefetches. It does not if the store is in this process: there is no
+    trip to save.
     """
     prefetch_us = duration_us("prefetch", prefetch, most=LONGEST_US)
     status = KeyStatus if store.instant else partial(PrefetchedStatus, prefetch_us=prefetch_us)

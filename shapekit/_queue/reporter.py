@@ -8,7 +8,8 @@ Budgets: reads how much of each quota is used, for the BudgetReached event.
 A call that takes a slot, or is refused one, reads the usage, at most once a second per key. That costs a trip
 to the store, so it is skipped if there are no listeners or no quotas.
 
-Accounts: which keys are held because servers say that their accounts are exhausted, for the errors of calls.
+Accounts: remembers which keys are held because a server said that the account is exhausted, so that refused
+calls get AccountExhaustedError.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ if TYPE_CHECKING:
     from shapekit.shaper import Reservation
 
 PERCENTS = (80, 95)
-"""The shares that are reported unless others are set, in percent of the limit."""
+"""The shares of a limit that are reported by default, in percent."""
 LOOK_US = SECOND_US
 """How often the usage of a key is read."""
 MOST_KEYS = 1_024
-"""How many keys are remembered: with what was reported, so that a forgotten key is reported again; and as
-exhausted, so that calls of a forgotten key are refused with QueueFullError.
+"""How many keys are remembered. The shares of a forgotten key are reported again, and if its account is
+exhausted, its calls are refused with QueueFullError.
 """
 
 
 class _Watched:
-    """One key: when it was read, and of each quota the period, the limit and how many shares were told."""
+    """One key: when it was read, and per quota the period, the limit and how many shares were reported."""
 
     __slots__ = ("looked_us", "told")
 
@@ -77,7 +78,7 @@ class _Watched:
 
 
 class Budgets:
-    """The quotas of one shaper, and which shares this process has reported."""
+    """Reports how much of each quota of one shaper is used; each share once per period and process."""
 
     def __init__(self, name: str, queue: LeakyQueue, store: Store, listeners: Listeners) -> None:
         self._name = name
@@ -92,7 +93,7 @@ class Budgets:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing was told yet."""
+        """Start with nothing reported."""
         self._keys: dict[str, _Watched] = {}
 
     async def look(self, driver: Driver, key: str) -> None:
@@ -138,21 +139,21 @@ class Budgets:
             if period != usage.resets_at and not is_rolling:
                 told = 0
             if is_rolling or limit != usage.limit:
-                # Without a period, or of another limit: a share is reported again after the usage fell below.
+                # No period begins here: a share is reported again once the usage has fallen below it.
                 told = min(told, len(reached))
             known.told[place] = (usage.resets_at, usage.limit, max(told, len(reached)))
         return reached[told:]
 
 
 SLACK_US = SECOND_US
-"""By how much two instants may differ that are the same: the clock of the store may run differently."""
+"""Two ends of a hold that differ by less are the same: the store's clock may run differently."""
 
 
 class Accounts:
-    """The keys of one shaper whose accounts are exhausted, as servers have told this process; thread-safe.
+    """The keys of one shaper whose accounts are exhausted, according to responses; thread-safe.
 
-    The hold itself is in the store, and all processes obey it. Why the key is held is known only to those
-    that have heard it: they refuse calls with AccountExhaustedError, the others with QueueFullError.
+    The hold itself is in the store, and all processes obey it. Only a process that received such a response
+    knows why the key is held: it refuses calls with AccountExhaustedError, the others with QueueFullError.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -162,11 +163,11 @@ class Accounts:
         forgets(self, Accounts.begin)
 
     def begin(self) -> None:
-        """Nothing was heard yet."""
+        """Start with no exhausted accounts."""
         self._until_us: dict[str, int] = {}
 
     def exhausted(self, key: str, length_us: int) -> bool:
-        """Note that a key is held for its account; False if the answer to another call has said so."""
+        """Record that the account of a key is exhausted; False if another response has said so already."""
         with self._lock:
             now = self._clock.now_us()
             before, until = self._until_us.pop(key, now), now + length_us
@@ -176,33 +177,33 @@ class Accounts:
         return until > before + SLACK_US
 
     def forget(self, key: str) -> None:
-        """The hold of a key was ended, or the key was reset."""
+        """Forget a key whose hold was ended, or that was reset."""
         with self._lock:
             self._until_us.pop(key, None)
 
     def named(self, error: QueueFullError) -> RateLimitedError:
-        """The refusal of a call that would wait for an exhausted account; any other stays what it is."""
+        """AccountExhaustedError in place of a refusal due to an exhausted account; else the error itself."""
         until_us = self._until_us.get(error.key)
         if until_us is None:
             return error
         left_us = until_us - self._clock.now_us()
-        # No call waits any more for a hold that another process has ended.
+        # A shorter delay than the rest of the hold: another process has ended it.
         if left_us <= 0 or error.delay * SECOND_US + SLACK_US < left_us:
             return error
         return AccountExhaustedError(error.decision, error.key, error.policy)
 
 
 MOST_HOLDS = 1_024
-"""How many keys are remembered as held; for a forgotten key, a hold counts as new."""
+"""How many held keys are remembered; a hold of a forgotten key is reported as new."""
 
 SHAPER_LOG = "shapekit.shaper"
 DEBUG, _INFO, _WARNING = 10, 20, 30
 LONG_US = 60 * SECOND_US
-"""A wait above this that no `max_wait` bounds is worth a warning."""
+"""A wait longer than this without a `max_wait` is logged as a warning."""
 
 
 class Reporter:
-    """The events of one shaper. While there are no listeners, no event is made."""
+    """Passes the events of one shaper to listeners and the log. Without listeners, no event is made."""
 
     def __init__(self, name: str, clock: Clock, sleepers: Sleepers) -> None:
         self.listeners = Listeners()
@@ -213,7 +214,7 @@ class Reporter:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing was told yet."""
+        """Start with nothing reported."""
         self._held_until_us: dict[str, int] = {}
         self._warned: set[str] = set()
 
@@ -225,7 +226,7 @@ class Reporter:
             self.listeners.tell(Reserved(self._name, reservation.key, reservation.cost, reservation.delay))
 
     def waits(self, key: str, wait_us: int, *, is_bounded: bool) -> None:
-        """A call begins to wait. A long wait without a bound is warned about once per key."""
+        """A call begins to wait. The first long wait of a key without a bound is logged as a warning."""
         if wait_us > LONG_US and not is_bounded and self._is_first(key):
             import logging  # noqa: PLC0415 - loaded only to log
 
@@ -281,7 +282,7 @@ class Reporter:
             self.listeners.tell(Settled(self._name, reservation.key, reservation.cost, actual))
 
     def measured(self, key: str, cost: int, delay: float, code: str | None) -> None:
-        """A call passed at once under `enforce=False`, and what shaping would have done is known."""
+        """A call passed at once under `enforce=False`; with shaping it would have had this delay or code."""
         if self.listeners:
             self.listeners.tell(Measured(self._name, key, cost, delay, code))
         if log := _log("shapekit.policy", _INFO):
@@ -299,7 +300,7 @@ class Reporter:
             return
         if self.listeners:
             self.listeners.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
-        # A server refuses many calls at once, and each refusal holds the key.
+        # A server often refuses many calls at once, and each refusal holds the key: only the first is INFO.
         level = _INFO if added_us == length_us else DEBUG
         if log := _log(SHAPER_LOG, level):
             log.log(level, "%s: key %r is held for %s", self._name, key, span_words(length_us))
@@ -338,7 +339,7 @@ class Reporter:
             log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
 
     def overrides_changed(self, _: str, before: Overrides, after: Overrides) -> None:
-        """Operators have changed limits. Whoever noticed may hold the lock of a store."""
+        """Operators have changed limits. Reports in the background, since a store's lock may be held here."""
         if self.listeners or _log(SHAPER_LOG, _INFO):
             process.background_ready()
             process.in_background(self._tell_overrides, before, after)
@@ -381,7 +382,7 @@ class Reporter:
     # the store
 
     def watching(self, key: str) -> _Watch:
-        """A context manager that reports errors of the store."""
+        """A context manager that reports errors of the store as events."""
         return _Watch(self, key)
 
     def failed(self, key: str, error: BaseException | None) -> None:
@@ -392,7 +393,7 @@ class Reporter:
 
 
 class _Watch:
-    """Reports the errors of operations on one key."""
+    """The context manager of `watching`."""
 
     __slots__ = ("_key", "_reporter")
 
@@ -409,7 +410,7 @@ class _Watch:
 
 
 LOGS: dict[str, Logger] = {}
-"""Those that were asked for, by their names."""
+"""The loggers used so far, by name."""
 
 
 def _log(name: str, level: int) -> Logger | None:

@@ -1,8 +1,8 @@
-"""Scopes: the parts of a server that are limited separately, learned from its answers.
+"""Scopes: the parts of a server that are limited separately, learned from its responses.
 
 A server may count by parts of its own (GitHub's resources, Discord's buckets) and name the part in each
-answer, so a hold for one part need not stop the others. Which route belongs to which part is not known
-beforehand: it is learned.
+response, so a hold for one part need not stop the others. Which route belongs to which part is not known
+beforehand: shapekit learns it.
 
 Scoped caller: a request that may have to wait for a scope; lines keep such requests in order.
 
@@ -11,7 +11,7 @@ Scoped slots: how a request gets its slot at a key some of whose scopes may be h
 The request takes its slot at the key as any call does. A hold of a scope also marks the key, so that a slot
 taken or confirmed meanwhile shows the mark, and only then does the call ask for the state of its scope. If
 the scope is held, the call gives its slot back, waits until the scope is free, and starts again. So no
-request for a held scope leaves, none delays the others, and while no scope is held nothing is asked.
+request for a held scope leaves or delays the others, and while no scope is held the store is not asked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shapekit.shaper import Core, Reservation
 
 MOST_PLACES = 2_048
-"""How many places are remembered; beyond that, the one with the oldest answer is dropped, leaves first."""
+"""How many places are remembered; beyond that, the one with the oldest response is dropped, leaves first."""
 MOST_SEGMENTS = 16
 """How many segments of a path are looked at."""
 MOST_SCOPES = 64
@@ -52,7 +52,7 @@ Path: TypeAlias = tuple[str, ...]
 
 class _Node(NamedTuple):
     here: str | None = None
-    """The scope of the last answer at exactly this place."""
+    """The scope of the last response at exactly this place."""
     below: frozenset[str] | None = frozenset()
     """All scopes seen here and below; None if there are too many to tell apart."""
 
@@ -65,24 +65,24 @@ class _Observed(NamedTuple):
 class Scopes:
     """The scopes that one process has learned for one policy; thread-safe.
 
-    The scope of a request is that of the last answer at its place (key, method, path). Without one, the
-    deepest known place above it decides: if only one scope was ever seen there, it is that one; if several,
-    the request may belong to any of them.
+    A request has the scope of the last response at its place (key, method, path). If there was none, the
+    deepest known place above it decides: if a single scope was seen there, the request has that one; if
+    several, it may have any of them.
     """
 
     __slots__ = ("_heard", "_lock", "_nodes", "any_known", "learned")
 
     def __init__(self) -> None:
         self.learned = Watch(0)
-        """Rings when an answer names another scope than expected."""
+        """Wakes waiting requests when a response names another scope than expected."""
         self.any_known = False
-        """Whether any answer has named a scope yet."""
+        """Whether any response has named a scope yet."""
         self._nodes: OrderedDict[Path, _Node] = OrderedDict()
         self._heard: dict[tuple[str, str], _Observed] = {}
         self._lock = process.lock()
 
     def learn(self, key: str, target: Target, scope: str) -> None:
-        """Learn the scope that an answer has named."""
+        """Learn the scope that a response has named."""
         place, is_whole = _place(key, target)
         nodes = self._nodes
         with self._lock:
@@ -115,7 +115,7 @@ class Scopes:
             self._heard = heard
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
-        """The scopes to wait for: the request's own or, if that is unknown, those held that it may have."""
+        """The scopes to wait for: the request's own or, if that is unknown, all held ones it may have."""
         place, is_whole = _place(key, target)
         node = self._nodes.get(place, _UNKNOWN)
         if is_whole and node.here is not None:
@@ -136,7 +136,7 @@ class Scopes:
         )
 
     def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
-        """The end of a hold that this process has placed since then; with 0, of any hold that it knows."""
+        """The end of a hold that this process placed since `since_us`; with 0, of any hold that it knows."""
         hold = self._heard.get((key, scope))
         return hold.until_us if hold is not None and hold.at_us >= since_us else 0
 
@@ -174,17 +174,17 @@ class Caller:
         self.key = key
         self.cost = cost
         self.permit: Permit | None = None
-        """Its permit, if the policy has any: taken, except while it waits for a scope."""
+        """Its permit under `concurrency=`: taken, except while the request waits for a scope."""
         self.max_wait_us = max_wait_us
         self.number = next(_numbers)
-        """Its place among all callers, kept however often it starts again."""
+        """Its number in the order of all callers, kept however often it starts again."""
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
         self.has_waited = waited_us > 0
         self.has_looked = False
         """Whether it has checked its scopes before taking its slot."""
         self.is_behind = False
-        """Whether it came while calls that had waited were taking their slots."""
+        """Whether it came while callers that had waited were taking their slots."""
         self.poller: KeyPoller | None = None
         """Polls the scopes that it waits for."""
         self.watched: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Caller:
         self.left_us = max_wait_us
         """How long it may still wait, as of its last reservation."""
         self.waits_for_quotas = True
-        """Whether `max_wait` covers the wait for a spent quota, too."""
+        """Whether `max_wait` also covers the wait for a spent quota."""
         self.time_left_us = timeout_us
         self.stands_at: Place | None = None
         """The line that it has joined."""
@@ -204,20 +204,20 @@ class Caller:
         self._loop = loop
         self.asked_us = clock.now_us() - waited_us
         self.reservation: Reservation | None = None
-        """The current slot; several may follow each other, and listeners see them as one."""
+        """The current slot; a caller may take several in succession, which listeners see as one."""
         self.had_slot = False
         self.is_returned = False
-        """Whether another call can have the last slot."""
+        """Whether the last slot was given back in time for another call."""
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
         self._before_us = 0
 
     def look_up(self) -> None:
-        """Find the scopes to wait for, as known by now."""
+        """Find the scopes to wait for, as far as they are known."""
         self.scopes = self._known.find(self.key, self._target, self._clock.now_us())
 
     @property
     def still_waits(self) -> bool:
-        """Whether the scopes that it waits for are still held, as far as it knows."""
+        """Whether the scopes that it waits for are unchanged and still held, as far as it knows."""
         return self.watched == self.scopes and self.held_until_us > self._clock.now_us()
 
     def scoped_keys(self) -> list[str]:
@@ -239,7 +239,7 @@ class Caller:
         return min(self.held_until_us, self._gives_up_us)
 
     def foresee(self, first_in_s: float) -> None:
-        """Refuse a request now that would be refused a slot after waiting for the scope."""
+        """Refuse the request now if it would be refused a slot after it has waited for the scope."""
         self._check_wait(round(first_in_s * SECOND_US), self.key)
 
     def look_at_clock(self) -> int | None:
@@ -259,7 +259,7 @@ class Caller:
         return reservation.after_waiting(self._before_us)
 
     def told(self, error: QueueFullError) -> QueueFullError:
-        """A refusal of a slot, in terms of the whole wait."""
+        """The error for a refused slot, with the earlier wait added to its delay."""
         bound_s = error.max_wait if self.max_wait_us is None else self.max_wait_us / SECOND_US
         return after_waiting(error, self._before_us / SECOND_US, bound_s)
 
@@ -281,7 +281,7 @@ class Lines:
         _LINES.add(self)
 
     def begin(self) -> None:
-        """Empty: at first, and in a forked child, because those that waited are its parent's."""
+        """Start empty: at first, and in a forked child, since the callers that waited are its parent's."""
         self._lines: dict[Place, dict[int, Caller]] = {}
 
     def join(self, caller: Caller) -> None:
@@ -290,7 +290,7 @@ class Lines:
         if caller.stands_at == place:
             return
         self.leave(caller)
-        # First, so that a caller interrupted after the next line leaves it, too.
+        # First, so that a caller interrupted after the next line leaves the line, too.
         caller.stands_at = place
         with self._lock:
             line = self._lines.get(place, {})
@@ -332,9 +332,9 @@ _LINES = process.begin_anew(Lines.begin)
 
 
 class ScopedSlots:
-    """The slots of the requests of one process on one shaper; within a scope, in the order of asking.
+    """Gets the slots for scoped requests of one process on one shaper; within a scope in order of arrival.
 
-    Requests of other processes may be first when a hold ends: a request that waits for a scope has no slot
+    When a hold ends, requests of other processes may be first: a request that waits for a scope has no slot
     yet.
     """
 
@@ -347,7 +347,7 @@ class ScopedSlots:
         forgets(self, ScopedSlots.begin)
 
     def begin(self) -> None:
-        """With nothing learned."""
+        """Start with nothing learned: at first, and where virtual time begins or ends."""
         self.scopes = Scopes()
 
     async def hold(self, driver: Driver, length_s: float, key: str, scope: str) -> None:
@@ -359,8 +359,8 @@ class ScopedSlots:
     async def kept(
         self, driver: Driver, taken: Reservation, target: Target, late_us: int = 0, /, **waits: Any
     ) -> Reservation:
-        """The slot that a call has waited for, although a scope became known meanwhile; another slot if the
-        call's own scope is held. The departure was not told yet; `late_us` is how long ago the slot came.
+        """The slot that a call has waited for while a scope became known; another slot if the call's own
+        scope is held. Reports the departure; `late_us` is how long ago the slot came.
         """
         return await self.schedule(
             driver, taken.key, target, taken.cost, taken=taken, late_us=late_us, **waits
@@ -380,11 +380,11 @@ class ScopedSlots:
         taken: Reservation | None = None,
         late_us: int = 0,
     ) -> Reservation:
-        """`Shaper.schedule`, including holds of the target's scope, for a call that had waited for
-        `before_us` already.
+        """`Shaper.schedule` that also obeys holds of the target's scope, for a call that has already waited
+        for `before_us`.
 
-        The call takes the `permit` unless it has been taken, and gives it back while it waits for its scope.
-        After an error, the caller gives it back.
+        The call takes the `permit` if it does not have it yet, and gives it back while it waits for its
+        scope. After an error, the caller of this method gives it back.
         """
         core = self._core
         if SWITCH.offs:
@@ -429,7 +429,7 @@ class ScopedSlots:
         return caller.late(reservation)
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
-        """Give the slot back; a refusal is raised in terms of the whole wait."""
+        """Give the slot back; a refusal is raised with the whole wait as its delay."""
         self._lines.leave(caller)
         with suppress(StoreUnavailableError):
             await self._give_back(driver, caller)
@@ -452,7 +452,7 @@ class ScopedSlots:
             if not is_instant:
                 lines.join(caller)  # before the question: answers may come in any order
             caller.look_up()
-            # In a remote store that would be a trip: the slot shows whether it is needed.
+            # With a remote store, to look is a trip: the slot shows whether it is needed.
             caller.has_looked = is_instant or caller.has_waited or self._has_heard(caller)
             if caller.has_looked and not await self._looked(driver, caller):
                 lines.join(caller)
@@ -469,7 +469,7 @@ class ScopedSlots:
                 await driver.wait(alarm, STUCK_S)
             else:
                 if not is_instant and not caller.has_waited and not caller.is_behind:
-                    # No hold: as always, requests that come together share a trip.
+                    # No hold is known: requests that come together share a trip, as other calls do.
                     lines.leave(caller)
                 left_us = caller.look_at_clock()
                 if (permit := caller.permit) is None or not permit.is_over:
@@ -477,8 +477,8 @@ class ScopedSlots:
                 await self._take_permit(driver, caller, permit)
 
     async def _take_permit(self, driver: Driver, caller: Caller, permit: Permit) -> None:
-        """Take a permit. That may take long: afterwards the scope has to be looked at again."""
-        leave = partial(self._lines.leave, caller)  # those who wait for permits have a line of their own
+        """Take a permit. That may take long: afterwards the scope has to be checked again."""
+        leave = partial(self._lines.leave, caller)  # calls that wait for permits have their own line
         await permit.permits.take(driver, permit, caller.left_us, caller.time_left_us, leave)
 
     async def _is_free_to_leave(
@@ -490,12 +490,12 @@ class ScopedSlots:
             return True
         is_free = await self._looked(driver, caller)
         if is_free and reservation.grant.wait_us and not is_instant:
-            # Several requests may hear at once, in any order: they leave in the order of their slots.
+            # An answer may wake several requests in any order: they leave in the order of their slots.
             await driver.let_earlier_go(self._core.sleepers, due_us, pending.order)
         return is_free
 
     async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:
-        """Sleep until then, unless something changes at the scopes before."""
+        """Sleep until `until_us`, unless something changes at the scopes before."""
         if caller.poller is None or caller.watched != caller.scopes:
             keys, now = caller.scoped_keys(), self._clock.now_us()
             caller.poller = KeyPoller(self._status, keys, now, self.scopes.learned)
@@ -511,12 +511,12 @@ class ScopedSlots:
                 poller.end_wait(alarm)
 
     def _has_heard(self, caller: Caller) -> bool:
-        """Whether this process knows of a hold in force."""
+        """Whether this process knows of a hold on one of the caller's scopes."""
         now, heard = self._clock.now_us(), self.scopes.heard_until_us
         return any(heard(caller.key, scope, 0) > now for scope in caller.scopes)
 
     async def _looked(self, driver: Driver, caller: Caller) -> bool:
-        """Whether all the scopes are free, as the store says."""
+        """Ask the store whether all of the caller's scopes are free."""
         caller.look_up()
         if caller.poller is not None and caller.still_waits:
             key_states = await caller.poller.look(driver)
@@ -527,7 +527,7 @@ class ScopedSlots:
         for scope, key_state in zip(caller.scopes, key_states, strict=True):
             until_us = key_state.until_us + key_state.ahead_us
             if until_us > max(now, known.heard_until_us(caller.key, scope, 0) + FRESH_US):
-                # The next call then need not take a slot to find out.
+                # So the next call need not take a slot to find out.
                 known.hear(caller.key, scope, until_us, now, is_own=False)
             if not self._status.instant:
                 # The answer may be older than a hold that this process has placed.
@@ -536,7 +536,7 @@ class ScopedSlots:
         return caller.held_until_us <= now
 
     def _stand(self, caller: Caller, reservation: Reservation) -> None:
-        """Note a slot that was taken, or raise its refusal. Of several slots, only the first is reported."""
+        """Note a slot that was taken, or raise the error for a refusal. Only the first slot is reported."""
         if not reservation:
             raise refusal(reservation, caller.left_us)
         caller.reservation, caller.is_returned = reservation, False

@@ -1,15 +1,16 @@
 """Waiter: takes a call from its reserved slot to its departure.
 
-A waiting call sleeps until its slot, asks the store whether the slot has moved, and leaves or sleeps on.
-Where something has kept it until the next slot (a blocked event loop, the collector, a stopped process, a
-slow answer), it tells the store, which gives it the next slot and moves the line behind it. A prefetched slot
-is exchanged for another one instead.
+A waiting call sleeps until its slot, asks the store whether the slot has moved, and leaves or sleeps on. If
+something kept it until the next slot (a blocked event loop, the garbage collector, a stopped process, a slow
+answer), it reports that to the store, which gives it the next slot and moves the line behind it. A prefetched
+slot is exchanged for another one instead.
 
-Key status: what a call asks right before it leaves, so that holds placed while it waited still move it.
+Key status: the state of a key, which each call asks for right before it leaves, so that a hold placed while
+it waited still moves it.
 
-If a question is a trip to the store, all calls that leave one key within 10 ms share one: the first call
-sends it, calls that come while it is under way wait for its answer, and calls after that reuse the answer.
-When this process changes a key, its question is forgotten, so that no call leaves by an answer from before.
+If such a question is a trip to the store, all calls that leave one key within 10 ms share one: the first call
+sends it, calls that come while it is under way wait for its answer, and later ones reuse the answer. When
+this process changes a key, it drops the question, so that no call leaves by an answer from before the change.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ if TYPE_CHECKING:
     from shapekit.shaper import Reservation
 
 MOST_MOVES = 8
-"""How often a call gets another slot: where answers take longer than a slot, it would be for ever."""
+"""How often a call gets another slot: if answers take longer than a slot, it would never leave."""
 
 FAR = 4
-"""How many trips have to fit into the grace, or a store is far away."""
+"""A store is far away if fewer trips than this fit into the grace."""
 FINEST = 2**26
 """No queue has positions finer than this part of a microsecond."""
 
 
 class Waiter:
-    """The departures of one shaper. A call that does not leave, for whatever reason, gives its slot back."""
+    """Waits for the slots of one shaper. A call that does not leave, for any reason, gives its slot back."""
 
     def __init__(
         self,
@@ -95,11 +96,11 @@ class Waiter:
         is_slow: bool = False,
         tells: bool = False,
     ) -> tuple[int, int]:
-        """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
-        for now may have passed.
+        """Sleep until the slot comes, or raise the error of a refusal. `is_slow`: the answer took long, so
+        that even a slot for now may have passed.
 
-        Returns how long ago the call asked, and how long ago its slot came: unless this `tells` the
-        departure, the caller does.
+        Returns how long ago the call asked, and how long ago its slot came. With `tells` the departure is
+        reported here, else by the caller.
         """
         granted, waited_us = reservation.granted, (0, 0)
         if not granted[ACCEPTED]:
@@ -121,7 +122,7 @@ class Waiter:
         return error
 
     def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
-        """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
+        """Whether a call with a slot for now may leave without asking again: the answer did not take long."""
         if self._status.instant or granted[GENERATION] < 0 or self._grace_us == END_US:
             return True
         if self._prefetch is not None:
@@ -145,7 +146,7 @@ class Waiter:
         *,
         is_slow: bool = False,
     ) -> PendingWait:
-        """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
+        """Sleep until the slot comes. An error that ends the sleep early is raised, and the slot is kept."""
         granted = reservation.granted
         wait_us = granted[WAIT_US]
         ahead_us, store_clock = 0, self._status.store_clock
@@ -155,7 +156,7 @@ class Waiter:
             ahead_us = now_us - there_us if known_us is None else known_us
         pending = PendingWait(reservation, ahead_us, max_wait_us, timeout_us)
         if wait_us:
-            # Most calls log nothing, and take no detour to find that out.
+            # Inline, because most calls log nothing.
             log = LOGS.get(SHAPER_LOG)
             if wait_us > LONG_US or ("logging" in sys.modules if log is None else log.isEnabledFor(DEBUG)):
                 is_bounded = max_wait_us is not None or timeout_us is not None
@@ -171,7 +172,7 @@ class Waiter:
                 self._status.limits.hand_over(pending.asked_us)
 
     async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
-        # Answers may reach several tasks at once, and trio then resumes them in any order.
+        # An answer may reach several tasks at once, and trio resumes them in any order.
         is_awaited = is_apart = not self._status.instant
         poller: KeyPoller | None = None
         limits = self._status.limits
@@ -189,7 +190,7 @@ class Waiter:
                 alarm = driver.alarm()
                 poller.begin_wait(alarm)
                 try:
-                    # A hold may be an operator's, and end with the override.
+                    # A hold may be an operator's, which ends with the override.
                     polls_at_us = (
                         limits.ends_at_us()
                         if pending.is_held
@@ -198,7 +199,7 @@ class Waiter:
                     until_us = min(
                         pending.sleeps_until_us(asks_at_us), poller.until_us(pending.due_us), polls_at_us
                     )
-                    # News, such as the end of a hold, wakes those who wait in any order.
+                    # News, such as the end of a hold, wakes waiting calls in any order.
                     is_apart |= await driver.sleep(
                         self._sleepers, until_us, pending.order, others_too=True, news=alarm
                     )
@@ -212,7 +213,7 @@ class Waiter:
                     pending.hear(key_state, now_us)
                 allowed_us = self._allowed_us(pending)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(allowed_us)
-                # One that has moved stood in line by its old slot.
+                # A call whose slot has moved stood in line by the old one.
                 is_out_of_line = is_apart or turn_us != asks_at_us
                 if driver.has_order and is_out_of_line and turn_us <= now_us:
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
@@ -225,8 +226,9 @@ class Waiter:
                     pending.hear(key_state, self._clock.now_us())
 
     def _allowed_us(self, pending: PendingWait) -> int:
-        """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
-        no stall; from a store that is far away, no new slot would come in time, but for a prefetched one.
+        """How late a call may be before it asks for another slot: by the grace and two trips, since a slot
+        that comes sooner than that is missed without a stall. Without bound if the store is far away, where a
+        new slot would come too late as well; a prefetched one would not.
         """
         grace_us, trip_us = self._grace_of(pending.queue), self._status.store_clock.trip_us
         is_far = trip_us * FAR > grace_us if self._prefetch is None else not trip_us
@@ -235,11 +237,11 @@ class Waiter:
         return grace_us + 2 * trip_us
 
     def _grace_of(self, queue: LeakyQueue | None) -> int:
-        """How late a call may leave, by the numbers that are in force."""
+        """How late a call may leave, by the limits in force."""
         return self._grace_us if queue is None or self._grace_us == END_US else queue.grace_us
 
     async def _may_leave(self, driver: Driver, pending: PendingWait, allowed_us: int, now_us: int) -> bool:
-        """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
+        """Whether the slot of a call has come and may be used. A call that is late gets another one."""
         if pending.needs_new_slot(allowed_us, now_us):
             await self._move(driver, pending)
             return False
@@ -254,8 +256,8 @@ class Waiter:
         return pending.heard_after == late_calls.trips
 
     async def _move(self, driver: Driver, pending: PendingWait) -> None:
-        """Get another slot for a call that is late; where that has passed, too, the next one, before calls
-        behind it ask.
+        """Get another slot for a call that is late. If that one has passed as well, ask again at once, before
+        the calls behind it do.
         """
         if self._prefetch is not None:
             pending.exchange(await self._prefetch.exchange(driver, pending.key, pending.grant))
@@ -273,11 +275,11 @@ class Waiter:
     ) -> Coming | None:
         """When a slot comes, or the next one if it was missed; None if there is none soon.
 
-        Under further limits, which go on counting a missed slot, nothing may have used it, nor may it have
-        passed long ago.
+        Further limits go on counting a missed slot. Under these, the next one is given only if the slot is
+        unused and passed less than a second ago.
         """
         key = reservation.key
-        # A slot is missed where others are late, too, and an answer from before would give one to two calls.
+        # If other calls are late as well, a shared answer from before could give one slot to two calls.
         is_shared = reservation.queue.slot_us <= FRESH_US
         now_us, key_state = await self._status.heard(driver, key, is_shared=is_shared)
         pending = PendingWait(reservation, key_state.ahead_us, None, None)
@@ -300,7 +302,7 @@ class Waiter:
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and report it."""
         is_returned = False
-        # If the store is gone too, the caller still gets the original error.
+        # If the store is gone as well, the caller still gets the original error.
         with suppress(StoreUnavailableError):
             is_returned = await reservation.core.give_back(driver, reservation)
         self._reporter.ended(reservation.key, reservation.cost, error, had_slot=True, returned=is_returned)
@@ -310,11 +312,11 @@ class Coming(NamedTuple):
     """When a slot comes."""
 
     reservation: Reservation
-    """The slot, at its instant as known now; if it has passed, as known before."""
+    """The slot with its current instant; once that has passed, with the one known before."""
     remaining_s: float
-    """Seconds from now, negative if it has come."""
+    """Seconds from now, negative if the slot has come."""
     has_moved: bool
-    """Whether the slot was missed, and this is the next one. The store does not tell of that again."""
+    """Whether the slot was missed and this is the next one: a later question would not find it again."""
 
 
 def _departing(reservation: Reservation, departs_at_us: int) -> Reservation:
@@ -349,49 +351,49 @@ class PendingWait:
         self._ahead_us = ahead_us
         self.cost = grant.cost
         self.queue: LeakyQueue | None = grant.queue
-        """The queue that an operator has set the numbers of, if it is one."""
+        """The queue that granted the slot, if an operator has set its limits; else None."""
         self._take(grant, grant.queue or core.queue)
         self.exchanges = 0
-        """How often the call came too late to a prefetched slot and asked for another one."""
+        """How often the call missed a prefetched slot and got another one."""
         self.heard_after = 0
         """How many trips for late calls had been made when the key was last asked about."""
         self.moves = 0
-        """How often the call came too late to its slot and got another one, which nothing else moves."""
+        """How often the call missed its slot and got another one, which only a longer hold moves."""
         self.stands_until_us = 0
-        """Until when, on the store's clock, time stands still for its new slot; what lasts longer is a hold.
-        0 where no slot is so long that a hold would matter, or that is not known.
+        """Until when, on the store's clock, time stands still for its new slot: if it stands still for
+        longer, the key is held. 0 if that is not known, or so soon that a hold does not matter.
         """
         self.is_held = self.is_marked = grant.held
-        """Whether a part of the key may be held."""
+        """Whether the key may be held, and whether a part of it may be."""
         self.key = reservation.key
         self._max_wait_us = max_wait_us
         self.due_us = self._slot_us = grant.departs_at_us + ahead_us
         self.asked_us = self.due_us - grant.wait_us
         if max_wait_us is not None and grant.wait_us > max_wait_us:
-            # The store was asked without that bound.
+            # The store was asked for a slot without this bound.
             raise self._refusal(max_wait_us, held=grant.held)
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
     def _take(self, grant: Grant, queue: LeakyQueue) -> None:
-        """Go by this grant of a queue."""
+        """Adopt this grant of a queue."""
         self.grant = grant
         self._generation = grant.generation
         self._queued_us = grant.due_us
         self._leaves_by_us: int | None = None
         self._numbers = queue
         self.order = grant.start * FINEST // queue.q
-        """The place in the line, in an unit that all numbers of the line have in common."""
+        """The position in the line, in a unit that all queues have in common."""
 
     def asks_at_us(self, allowed_us: int) -> int:
-        """When to ask about the slot: when it comes. A call that is late asks before a hold ends, to stand
-        behind others that are.
+        """When to ask about the slot: when it comes. A late call asks before a hold ends, to get in line
+        behind other late calls.
         """
         if self.due_us > self._slot_us and self.is_late(allowed_us, self._clock.now_us()):
             return self.due_us - SOON_US
         return self.due_us
 
     def sleeps_until_us(self, until_us: int) -> int:
-        """Until then, or until time is up; TimeoutError if it is."""
+        """`until_us`, or the end of `timeout` if that is earlier; TimeoutError if it has passed."""
         if self._gives_up_us is None or until_us <= (now := self._clock.now_us()):
             return until_us
         if now >= self._gives_up_us:
@@ -403,33 +405,33 @@ class PendingWait:
         return self.due_us <= self._clock.now_us()
 
     def is_late(self, allowed_us: int, now_us: int) -> bool:
-        """Whether the slot could last be used longer ago than is allowed, or than time stands still.
+        """Whether the call has missed its slot: it could last be used longer ago than `allowed_us`.
 
-        The end of a hold is no slot for a call whose slot had passed before.
+        A call whose slot had passed before a hold is late, too: it may not leave when the hold ends.
         """
         if self.due_us <= self._slot_us and now_us - self._slot_us <= allowed_us:
-            return False  # as nearly always; else it matters how long the slot could be used
+            return False  # as nearly always; only else is `_leaves_by` needed
         usable_us = self._slot_us + self._leaves_by() - self._queued_us
         if self.due_us > usable_us and allowed_us != END_US:
             return True
         return now_us - usable_us > allowed_us
 
     def needs_new_slot(self, allowed_us: int, now_us: int) -> bool:
-        """Whether it is late, and may ask for another slot."""
+        """Whether the call is late, and may ask for another slot."""
         is_soon = self.due_us - SOON_US <= now_us
         return is_soon and self.moves + self.exchanges < MOST_MOVES and self.is_late(allowed_us, now_us)
 
     def _leaves_by(self) -> int:
         """Until when, on the queue's own time, the slot can be used."""
         if self._leaves_by_us is None:
-            # A slot of a share of the limits is on the grid of that share.
+            # A slot from a fallback is on the grid of its share of the limits, not on this one.
             is_own = self.grant.generation >= 0
             self._leaves_by_us = self._numbers.leaves_by(self.grant) if is_own else self.grant.due_us
         return self._leaves_by_us
 
     def departs_at_us(self, until_us: int, now_us: int) -> int:
-        """The instant of the slot, on the store's clock. Time last stood still until `until_us`: a slot that
-        had passed before that is where it was known to be.
+        """The instant of the slot, on the store's clock. A slot that had passed before time last stood still,
+        until `until_us`, keeps the instant that was known.
         """
         known_us, slot_us = self.grant.departs_at_us, self._slot_us - self._ahead_us
         if now_us < self.due_us:
@@ -439,14 +441,14 @@ class PendingWait:
     def was_missed(self, grace_us: int, now_us: int) -> bool:
         """Whether the slot could last be used longer ago than the grace.
 
-        Time that has stood still for late calls ends soon, and then others come.
+        While time stands still for late calls there is no grace: it ends soon, and then other calls leave.
         """
         usable_us = self._slot_us + self._leaves_by() - self._queued_us
         late_us = max(now_us, self.due_us) - usable_us
         return late_us > (0 if now_us < self.due_us <= now_us + SOON_US else grace_us)
 
     def has_near_slot(self, generation: int, now_us: int, *, is_unused: bool) -> bool:
-        """Whether a call that missed its slot may have the next one, and that is near."""
+        """Whether a call that missed its slot may have the next one, and soon."""
         numbers = self._numbers
         if generation != self._generation or numbers.adapts:
             return False
@@ -455,27 +457,27 @@ class PendingWait:
         return numbers.slot_us <= SOON_US
 
     def late_call(self) -> tuple[int, int, int, int]:
-        """What the store is told of a call that is late."""
+        """What a late call sends to the store."""
         return self._generation, self._leaves_by(), self.cost, process.fresh_id()
 
     def move(self, leaves_at_us: int, stands_until_us: int) -> None:
-        """Apply the answer to that."""
+        """Apply the store's answer to a late call."""
         self.due_us = leaves_at_us + self._ahead_us
         if stands_until_us != UNKNOWN or self.is_over():
             self._slot_us = self.due_us
             self.moves, self.is_held = self.moves + 1, False
             self.stands_until_us = stands_until_us if stands_until_us - leaves_at_us > SOON_US else 0
-            # If it is late again, that is known by the clock: the queue's time has stood still for others.
+            # From here on, lateness is judged by the clock alone: the queue's time stands still for others.
             self._queued_us = self._leaves_by_us = 0
         else:
-            # Time stands still longer than for it: a hold, which may be ended.
+            # Time stands still for longer than for this call: the key is held, and the hold may be ended.
             self.is_held = True
 
     def exchange(self, grant: Grant) -> None:
-        """Take another slot, in place of a prefetched one that was missed; the reservation becomes it."""
+        """Take another slot in place of a prefetched one that was missed, also in the reservation."""
         reservation = self._reservation
         if not grant.accepted:
-            # Another call was quicker to take what was left of a quota.
+            # Another call has taken what was left of a quota.
             raise refusal(type(reservation)(self._core, self.key, grant), None)
         self.exchanges += 1
         self._take(grant, grant.queue or self._core.queue)
@@ -484,23 +486,23 @@ class PendingWait:
         self.due_us = self._slot_us = grant.departs_at_us + self._ahead_us
         wait_us = self.due_us - self.asked_us
         if self._max_wait_us is not None:
-            # It is not refused for that after it has waited.
+            # A call that has waited for its slot is not refused for the time that it was late.
             self._max_wait_us = max(self._max_wait_us, wait_us)
         reservation.granted = grant._replace(wait_us=wait_us)
 
     @property
     def has_new_slot(self) -> bool:
-        """Whether it has got another slot. Where many are late, it may have to ask once more."""
+        """Whether a late call has got another slot; if many calls are late, it may have to ask once more."""
         return self.moves > 0 and self.due_us == self._slot_us
 
     @property
     def place(self) -> tuple[int, ...]:
-        """When the call leaves or asks again, and what that follows from."""
+        """When the call leaves or asks again, with the values that this follows from."""
         slot = self.due_us, self._slot_us, self.moves, self.stands_until_us
         return *slot, self._queued_us, self._leaves_by()
 
     def take_place(self, place: tuple[int, ...]) -> None:
-        """Go by that of another call, which was granted the same."""
+        """Take over the `place` of a call for which `is_like` is true."""
         self.due_us, self._slot_us, self.moves, self.stands_until_us = place[:4]
         self._queued_us, self._leaves_by_us = place[4:]
 
@@ -516,8 +518,8 @@ class PendingWait:
         return max(0, now - asked_us), max(0, now - self.due_us)
 
     def hear(self, key_state: KeyState, now_us: int) -> None:
-        """Apply the current state of the key. After a reset, the promised slot is kept and holds no longer
-        move it. A late call that has got another slot keeps it, unless a hold lasts longer.
+        """Apply the current state of the key. After a reset, the promised slot is kept, and holds no longer
+        move it. A late call that has got another slot keeps it unless a hold lasts longer.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
         self._ahead_us = ahead_us
@@ -545,7 +547,7 @@ class PendingWait:
         wait_us = self.due_us - self.asked_us
         if self._max_wait_us is None or wait_us <= self._max_wait_us or self.due_us <= now_us:
             return
-        # Late calls of others move the line a little: no call is refused for that after it has waited.
+        # Other calls that leave late move the line a little: a call that has waited is not refused for that.
         is_little = wait_us - self._max_wait_us <= min(self._max_wait_us, SECOND_US)
         is_held = until_us + ahead_us > now_us + SOON_US
         if is_held or not is_little:
@@ -563,7 +565,7 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
     """The error for a slot that was refused."""
     decision, key, policy = reservation.decision, reservation.key, reservation.core.name
     if decision.binding is not None:
-        # A queue sets `binding` only when a spent budget has refused the call.
+        # A queue sets `binding` only when a spent quota has refused the call.
         return QuotaExhaustedError(decision, key, policy)
     delay, bound = reservation.delay, (max_wait_us or 0) / SECOND_US
     error = QueueFullError(decision, key, delay, bound, policy, reservation.grant.held)
@@ -571,7 +573,7 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
 
 
 FRESH_US = 10_000
-"""How old a question may be whose answer is reused."""
+"""The answer to a question is reused for calls that ask within this time after the question."""
 
 
 class KeyState(NamedTuple):
@@ -593,12 +595,12 @@ class KeyState(NamedTuple):
     """Until when a part of the key is held, on the store's clock."""
 
     changes: Moves = ()
-    """How waiting calls have moved as operators changed the limits."""
+    """How operators' changes of the limits have moved waiting calls."""
     queue: LeakyQueue | None = None
-    """Whose numbers are in force, if operators have ever set any."""
+    """The queue whose numbers are in force, if operators have ever set any."""
 
     def is_like(self, other: KeyState) -> bool:
-        """Whether both mean the same for the calls that wait at the key."""
+        """Whether both states mean the same for the calls that wait at the key."""
         return (self[:3], self.clock) == (other[:3], other.clock)
 
 
@@ -616,18 +618,18 @@ class _Question:
         self._alarms: list[Alarm] = []
 
     def serves(self, now_us: int) -> bool:
-        """Whether a call that asks now may use its answer."""
+        """Whether a call that asks now may use the answer to this question."""
         return 0 <= now_us - self.asked_us <= FRESH_US and (self.is_open or self.answer is not None)
 
     async def wait(self, driver: Driver) -> None:
-        """Until there is an answer, if it does not take too long."""
+        """Wait for the answer, but not longer than STUCK_S."""
         alarm = driver.alarm()
         self._alarms.append(alarm)
         if self.is_open:
             await driver.wait(alarm, STUCK_S)
 
     def close(self) -> bool:
-        """Wake all calls that wait for the answer; whether there are any."""
+        """Wake all calls that wait for the answer; returns whether there are any."""
         self.is_open = False
         alarms, self._alarms = self._alarms, []
         for alarm in alarms:
@@ -635,7 +637,7 @@ class _Question:
         return bool(alarms)
 
     def told(self) -> KeyState | None:
-        """The answer; None if the call that asked has gone."""
+        """The answer; None if the call that asked has gone without one."""
         if self.error is not None:
             raise own_copy(self.error)
         return self.answer
@@ -647,7 +649,7 @@ class _Questions:
     def __init__(self, settings: Settings, clock: Clock, *, hears_all: bool) -> None:
         self._clock = clock
         self.limits = Limits(settings, clock, hears_all=hears_all)
-        """What all calls that wait under the name share."""
+        """Shared by all calls that wait under the name."""
         self.begin()
         settings.listen(self.overrides_changed)
         _QUESTIONS.add(self)
@@ -676,9 +678,9 @@ class _Questions:
             return self._put(key, queue, self._clock.now_us())
 
     def overrides_changed(self, *_: object) -> None:
-        """Forget what was known before the limits were changed, and wake all calls that wait.
+        """Forget the answers from before the limits were changed, and wake all calls that wait.
 
-        May be said under the lock of a store, and takes none.
+        Takes no lock: a store may call this while it holds its own.
         """
         self._asked.clear()
         for watch in list(self._watches.values()):
@@ -686,8 +688,8 @@ class _Questions:
         self.limits.ring()
 
     def forget(self, key: str, *, is_news: bool) -> None:
-        """Forget what is known about a key that this process has changed; if that is news for the calls that
-        wait there, wake them.
+        """Forget what is known about a key that this process has changed; if `is_news`, wake the calls that
+        wait there.
 
         Takes no lock, as `_Question.close` does not.
         """
@@ -701,7 +703,7 @@ class _Questions:
             self._asked.pop(key, None)
 
     def watch(self, key: str) -> Watch:
-        """The watch that all calls waiting at the key share, as long as there are any."""
+        """The watch that all calls waiting at the key share; it lives as long as one of them waits."""
         with self._lock:
             watch = self._watches.get(key)
             if watch is None:
@@ -709,7 +711,7 @@ class _Questions:
             return watch
 
     def hear(self, key: str, question: _Question) -> None:
-        """Take in the answer to a question."""
+        """Pass the answer to a question on to the calls that wait at the key."""
         # The answer to a forgotten question may be from before the change.
         if question.answer is not None and self._asked.get(key) is question:
             watch = self._watches.get(key)
@@ -730,7 +732,7 @@ _QUESTIONS = process.begin_anew(_Questions.begin)
 
 
 class KeyStatus:
-    """The questions of one shaper, shared with all shapers of the same name in its process."""
+    """Asks the store for the states of keys; shapers of the same name in one process share the answers."""
 
     def __init__(self, store: Store, name: str, queue: LeakyQueue) -> None:
         self.instant = store.instant
@@ -746,14 +748,14 @@ class KeyStatus:
         self._questions = companion(store, f"questions of {name}", make)
         self.limits = self._questions.limits
         self.prefetch: Prefetch | None = None
-        """Where slots come from; None if each comes from the store at the time of its call."""
+        """The prefetched slots; None if each slot comes from the store when its call asks."""
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
         return (await self.heard(driver, key))[1]
 
     async def heard(self, driver: Driver, key: str, *, is_shared: bool = True) -> tuple[int, KeyState]:
-        """`ask`, and what time it is by then; if not `is_shared`, by a question of its own."""
+        """The time at the answer, and the state as from `ask`; unless `is_shared`, by a separate question."""
         if self.instant:
             if self._settings.known.stored.version:
                 return self._followed(self._follow.call(key))
@@ -776,14 +778,14 @@ class KeyStatus:
         except BaseException as error:
             await driver.given_back(error, partial(self._failed, key, question, error), question.close)
             raise
-        # To wake hundreds of calls takes its time.
+        # Waking hundreds of calls takes time: read the clock again.
         is_later = question.close()
         self._questions.hear(key, question)
         return self._clock.now_us() if is_later else now_us, question.answer
 
     async def _answered(self, driver: Driver, key: str, asked_us: int) -> tuple[int, KeyState]:
-        """When the store has answered, and what. Once operators have set something, what has become of the
-        key by that is kept there: else each look would find another moment of the change.
+        """When the store has answered, and its answer. Once operators have set limits, FOLLOW also stores
+        what they have made of the key: else each look would date the change anew.
         """
         driver.may_be_thrown()
         if not self._settings.known.stored.version:
@@ -801,7 +803,7 @@ class KeyStatus:
         return self._questions.watch(key)
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
-        """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
+        """When the state of a key was asked for, and the state: an answer since `than_us` is reused."""
         known = self.watch(key).since(self._queue, than_us)
         if known is not None:
             return known
@@ -809,8 +811,8 @@ class KeyStatus:
         return asked_us, await self.ask(driver, key)
 
     def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
-        """Wrap an operation that changes a key: what is known about it is forgotten. Waiting calls are woken,
-        unless all that they could hear is that they have to wait longer.
+        """Wrap an operation that changes a key, so that what is known of the key is forgotten. Waiting calls
+        are woken, unless the change can only make them wait longer (`is_news=False`).
         """
 
         async def changed(driver: Driver, key: str, *args: Any) -> Any:
