@@ -5,7 +5,7 @@
 -- {allowed, limit, current, remaining, reset_at, retry_after, binding, receipt}, with 1 and 0 for booleans
 -- and false for None. A state is a table that is never changed once it was returned; nil is cold.
 
--- The class of a spec, by the name at its beginning.
+-- The classes by name. A spec begins with the name of its class.
 local twins = {}
 
 local Algorithm = {}
@@ -17,12 +17,12 @@ local function twin(spec)
     return class.new(spec)
 end
 
--- `decide` for callers from outside, perhaps in a short form that Python completes.
+-- `decide` for Python, perhaps with an answer in short form that Python completes.
 function Algorithm:check(s, now, skew, cost)
     return self:decide(s, now, skew, cost)
 end
 
--- Several calls of an operation that ask the same, made one by one: the answer holds theirs.
+-- Makes several equal calls of an operation one by one; returns the list of their answers.
 local function one_by_one(program, operation, times, s, ...)
     local answers, life, persist = {}, 0, false
     for place = 1, Exact.whole("calls", times, 1, 2^16) do
@@ -33,17 +33,17 @@ local function one_by_one(program, operation, times, s, ...)
     return s, answers, life, persist
 end
 
--- A run of checks: where a limit can tell their sum, the answer is now and the state before.
+-- A run of checks. A limit that can apply them at once answers with now and the state before.
 function Algorithm:check_run(s, now, skew, cost, times)
     return one_by_one(self, self.check, times, s, now, skew, cost)
 end
 
--- `refund` where no charge was made for a later instant: if the newest is ahead, time went back.
+-- `refund` for a limit without slots in the future: a newer charge ahead means that time went back.
 function Algorithm:refund_passed(s, now, skew, cost, receipt)
     return self:refund(s, now, skew, cost, receipt)
 end
 
--- The state after `refund`, if all later charges were given back before.
+-- The state after `refund` of the last charge, since all later ones were given back.
 function Algorithm:refund_last(s, now, skew, cost, receipt)
     return (self:refund(s, now, skew, cost, receipt))
 end
@@ -53,7 +53,7 @@ function Algorithm:since(s, at)
     return math.huge
 end
 
--- The state after a hold, or its end, has moved waiting calls on real time, by which this limit counts.
+-- The state after a hold, or its end, has moved waiting calls on real time, which this limit counts by.
 function Algorithm:shifted(s, moved, skew)
     return s
 end
@@ -78,7 +78,7 @@ function Algorithm:resumed(s, newest)
     return s
 end
 
--- A value that is equal for charges given back in the same way; nil if an instant alone is not enough.
+-- A value that is equal for charges which can be given back together; nil if an instant alone is not enough.
 function Algorithm:together(charged_at)
     return nil
 end

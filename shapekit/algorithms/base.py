@@ -18,12 +18,12 @@ civil time is ahead of `now`; stores measure it only for `civil` algorithms.
 Operation: one method of a program, with all that a store has to know about it.
 
 An operation is an object beside the program that owns it: CHECK in base.py, RESERVE in queue/queue.py. A
-store runs its `step`, or sends what `sent` returns and reads the answer by `received`; if the caller has
-gone, it gives back by `undone`. The other methods provide the answers while the store is gone.
+store runs its `step`, or sends what `sent` returns and reads the answer with `received`. If the caller has
+gone, the store runs the operations that `undone` returns. The other methods answer while the store is gone.
 
-Sides: while a store is gone, calls may be charged elsewhere. The identifiers that they get there, a grant's
-generation or a decision's receipt, are turned negative. So a cancel or refund goes back to where the call was
-charged, and has no effect anywhere else.
+Sides: while a store is gone, a fallback may charge calls. The identifiers that it hands out, a grant's
+generation or a decision's receipt, are turned negative. So a cancel or refund goes to the side that charged
+the call, and has no effect on the other.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ T = TypeVar("T", bound=Callable[..., Any])
 _new = tuple.__new__
 
 NEVER_US = 2**53
-"""Later than any instant: the wait for what can never be admitted."""
+"""Later than any instant: the wait of a call that can never be admitted."""
 END_US = 2**52
-"""Positions, debts and instants are cut here, so that a double can hold all that is added to them."""
+"""Positions, debts and instants are capped here, so that a double can still hold the sums."""
 
 
 class Outcome(NamedTuple, Generic[S]):
@@ -81,8 +81,8 @@ Bounds: TypeAlias = Callable[[int], tuple[int, int]]
 Runs: TypeAlias = tuple[int, ...]
 """`from, to` of each run of units, ascending; no two runs touch."""
 Settled: TypeAlias = tuple[()] | tuple[int, int, Runs, tuple[int, ...]]
-"""When the limit has forgotten the units before a mark, that mark, the units given back, and `life, last
-unit` of each charge with a debit, in the order of the debits.
+"""When the limit will have forgotten the units before the mark, the mark, the units given back, and `life,
+last unit` of each charge with a debit, in the order of the debits.
 """
 Book: TypeAlias = tuple[Any, int, int, Settled]
 """The state of a Ledger: the limit's, when its life began, the units charged in it, what is settled."""
@@ -91,27 +91,27 @@ MOST_UNITS = 2**53 - 1
 
 
 class Shift(NamedTuple):
-    """How a hold, or its end, has moved waiting calls; instants are those before that."""
+    """How a hold, or its end, has moved waiting calls. All instants are those from before the move."""
 
     present: int
-    """Who was to leave by then may have left."""
+    """The present: calls that were due by then may have left."""
     first: int
     """The first departure that has moved."""
     newest: int
-    """The last one."""
+    """The last departure that has moved."""
     by: int
-    """How much later they leave; negative if they leave sooner."""
+    """How much later the calls leave; negative if they leave sooner."""
     most: Callable[[int], int]
-    """How many units at most were to leave at an instant or later."""
+    """How many units at most were due at an instant or later."""
     pauses: Sequence[tuple[int, int]]
-    """Pairs of departures between which no call was to leave, as far as known."""
+    """Pairs of departures between which no call was due, as far as known."""
 
     def counts(self, counts: Iterable[tuple[int, int]], bounds: Bounds) -> dict[int, int]:
-        """What periods count now, by their start.
+        """The counts of periods after the move, by their start.
 
-        Nobody knows at which instants the calls of a period were to leave. So a period counts all that may
-        leave in it, and two of them may count the same call. What a hold takes from a period, its end brings
-        back.
+        A state does not tell at which instants the calls of a period were due. So a period counts all calls
+        that may leave in it, and two periods may count the same call. What a hold takes from a period, the
+        end of the hold gives back.
         """
         by = self.by
         after: dict[int, int] = {}
@@ -142,11 +142,11 @@ class Shift(NamedTuple):
         return Shift(present, first, newest, self.by, lambda at: self.most(at - ahead), pauses)
 
     def _next(self, at: int) -> int:
-        """The first instant from this one on at which a call may have been to leave."""
+        """The first instant from this one on at which a call may have been due."""
         return next((following for left, following in self.pauses if left < at < following), at)
 
     def fits(self, counts: Iterable[tuple[int, int]], bounds: Bounds, limit: int) -> bool:
-        """Whether no period counts more than its limit because of that."""
+        """Whether the move makes no period count more than its limit."""
         before = dict(counts)
         after = self.counts(before.items(), bounds)
         return all(units <= max(limit, before.get(start, 0)) for start, units in after.items())
@@ -160,18 +160,18 @@ class Algorithm(Value, ABC, Generic[S]):
     kind: ClassVar[str]
     """The name of the algorithm in stored state. A name on a store has one kind."""
     limit_name: ClassVar[str] = "limit"
-    """The constructor's word for what bounds a cost."""
+    """The constructor argument that bounds a cost."""
 
     def alone(self, state: Any) -> tuple[Algorithm[Any], Any]:
-        """The limit itself and its state, without a Ledger around them."""
+        """The limit and its state; a Ledger returns those that it wraps."""
         return self, state
 
     def leaves(self, state: Any, at: int, skew: int, name: str = "") -> Iterator[Leaf]:
-        """The single limits that this one consists of, under the names that a decision uses."""
+        """The single limits that this one consists of, with the names that decisions give them."""
         yield Leaf(name or self.kind, self, state, at, skew)
 
     def owns(self, receipt: Receipt) -> bool:
-        """Whether a receipt has the form of this algorithm's."""
+        """Whether a receipt has the form of this algorithm's receipts."""
         return type(receipt) is int
 
     @property
@@ -186,7 +186,7 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @property
     def aligned(self) -> bool:
-        """Whether instants are meaningful in themselves, such as the boundaries of windows."""
+        """Whether decisions depend on absolute instants, such as the boundaries of windows."""
         return False
 
     @property
@@ -196,7 +196,7 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @abstractmethod
     def decide(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decided[S]:
-        """`check` as a plain tuple."""
+        """`check`, returning a plain tuple."""
 
     def check(self, state: S | None, now: int, cost: int, skew: int = 0) -> Outcome[S]:
         """Decide about a call now: admit and charge it, or deny it and leave everything as it was."""
@@ -232,12 +232,12 @@ class Algorithm(Value, ABC, Generic[S]):
 
         Afterwards the key is never more permissive than if those units had never been charged. `charged_at`
         is the `receipt` of the decision; the instant of the charge is also safe, but may return less. A limit
-        does not know which call its units belong to: the caller may give back at most what was charged, and
-        only once. A gate ensures both.
+        does not know which call its units belong to. So the caller may give back at most what was charged,
+        and only once; a gate ensures both.
         """
 
     def refund_passed(self, state: S, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[S]:
-        """`refund` where no charge was made for a later instant: if the newest is ahead, time went back."""
+        """`refund` for a limit without future slots: here a charge ahead of now means that time went back."""
         return self.refund(state, now, cost, charged_at, skew)
 
     def refund_last(
@@ -249,17 +249,17 @@ class Algorithm(Value, ABC, Generic[S]):
         skew: int = 0,
         before: int | None = None,
     ) -> S | None:
-        """The state after `refund`, if all later charges were given back; `before` is the last departure that
-        is left.
+        """The state after `refund` of the last charge, since all later ones were given back; `before` is the
+        departure before it.
         """
         return self.refund(state, now, cost, charged_at, skew).state
 
     def prospect(self, state: S | None, cost: int, skew: int = 0) -> Prospect | None:
-        """What delays further calls of this cost; None if only playing them can tell."""
+        """What delays further calls of this cost; None if they have to be simulated one by one."""
         return None
 
     def together(self, charged_at: int) -> int | None:
-        """A value that is equal for charges that are given back in the same way.
+        """A value that is equal for charges which can be given back together, such as the start of a window.
 
         None if an instant alone is not enough to give a charge back.
         """
@@ -268,7 +268,7 @@ class Algorithm(Value, ABC, Generic[S]):
     def refund_many(
         self, state: S | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
     ) -> S | None:
-        """The state after units are given back to each of these instants, which ascend."""
+        """The state after giving back `(instant, units)` for each of these charges, in ascending order."""
         for charged_at, units in reversed(charges):
             state = self.refund(state, now, units, charged_at, skew).state
         return state
@@ -277,7 +277,7 @@ class Algorithm(Value, ABC, Generic[S]):
     def debit(
         self, state: S | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[S]:
-        """Charge without asking, into debt if need be; time repays it.
+        """Charge unconditionally; a debt that this makes is repaid by time.
 
         `charged_at`, the receipt of an earlier charge, decides which alternatives of a composite pay.
         """
@@ -288,10 +288,10 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @abstractmethod
     def adopt(self, state: S, writer: Any, now: int, skew: int = 0) -> S | None:
-        """Convert a state that `writer`, of the same kind with other numbers, left.
+        """Convert a state that was left by `writer`, a limit of the same kind with other numbers.
 
-        A changed limit continues from there and never starts afresh. What cannot be placed exactly is placed
-        as late as it may have been: at `now`, the present or the latest slot ahead, if that was possible.
+        A changed limit continues from there and never starts afresh. Units that cannot be placed exactly are
+        placed as late as they may have been charged, at most at `now`: the present or the latest slot ahead.
         """
 
     def since(self, state: S, at: int) -> int:
@@ -299,9 +299,7 @@ class Algorithm(Value, ABC, Generic[S]):
         return NEVER_US
 
     def shifted(self, state: S, moved: Shift, skew: int) -> S:
-        """The state after a hold, or its end, has moved waiting calls on real time, by which this limit
-        counts. Civil time is ahead by this `skew` now.
-        """
+        """The state after a hold, or its end, has moved waiting calls on the real time of this limit."""
         return state
 
     def crowded(self, state: S, moved: Shift, skew: int) -> Iterator[tuple[Bounds, int]]:
@@ -315,18 +313,18 @@ class Algorithm(Value, ABC, Generic[S]):
         return state
 
     def rescheduled(self, state: S, newest: int, when: Callable[[int], int]) -> S:
-        """The state after calls up to `newest` were moved, each to `when` of its own.
+        """The state after calls up to `newest` were moved, each from its instant `at` to `when(at)`.
 
         Calls are never closer together than before. Calendar periods keep what they were charged.
         """
         return state
 
     def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
-        """The receipt of a call that `rescheduled` has moved; None if it is not known when to."""
+        """The receipt of a call that `rescheduled` has moved. `when` is None if it is not known where to."""
         return receipt
 
     def brought(self, state: S, now: int, skew: int = 0) -> S:
-        """The state after all calls that wait were let go, and are counted now."""
+        """The state after all waiting calls may leave at once, and count now."""
         return self.rescheduled(state, now, lambda at: min(at, now))
 
     def inspect(self, state: Any) -> None:
@@ -340,7 +338,7 @@ class Algorithm(Value, ABC, Generic[S]):
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is constructed from: the name of its file and its numbers, as plain lists.
 
-        `instants` are moments of civil time that it has to cover, if that matters.
+        `instants` are moments of civil time that a calendar has to cover.
         """
 
     def state_sent(self, state: S) -> Any:
@@ -353,7 +351,7 @@ class Algorithm(Value, ABC, Generic[S]):
         return state
 
     def before_run(self, sent: Any) -> S | None:
-        """The state that a run of checks began with, as far as they go by it."""
+        """The state that a run of checks began with, from the short form in which the twin returns it."""
         raise NotImplementedError(self.kind)
 
     def receipt_sent(self, receipt: Receipt) -> Any:
@@ -382,12 +380,12 @@ class Algorithm(Value, ABC, Generic[S]):
         return max(0, self.forecast(state, now, 1, skew).full_at_us - now)
 
     def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
-        """Whether a spent budget denies at `at`: without a `max_wait`, no call waits for the next period."""
+        """Whether a spent quota denies at `at`: without a `max_wait`, no call waits for the next period."""
         return False
 
 
 def of_its(part: str, method: T) -> T:
-    """A method that one of the object's attributes has: looked up in C, it takes no call of its own."""
+    """Delegate a method to one of the object's attributes; looked up in C, which costs no Python call."""
     return cast("T", property(attrgetter(f"{part}.{method.__name__}"), doc=method.__doc__))
 
 
@@ -458,7 +456,7 @@ class Window(Counting[S]):
     def decision_received(self, sent: Any) -> Decision:
         if len(sent) > 2:
             return decision_of(sent, self.receipt_received)
-        # The short form of an admission.
+        # An admission arrives in short form.
         now, used = sent
         return self._admitted(used, now)
 
@@ -474,11 +472,11 @@ class Window(Counting[S]):
 
     @abstractmethod
     def _full_after(self, charged_at: int) -> int:
-        """When all units are free again, if nothing is charged later than this."""
+        """When all units are free again, if this is the latest charge."""
 
 
 def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, skew: int) -> Decided[Any]:
-    """`decide` by way of `booked`."""
+    """`decide`, implemented with `booked`."""
     book = None if state is None else (state, now, 0, ())
     after, decision, life, admitted = booked(book, now, cost, skew)
     if after is None or not admitted:
@@ -495,7 +493,7 @@ def counted(book: Book | None, after: Any, now: int, cost: int) -> Book:
 
 
 def reborn(born: int, now: int, cost: int) -> tuple[int, int, Settled]:
-    """A new life with its first charge, because the old one has counted too many units."""
+    """The start of a new life with its first charge, since the old life has counted too many units."""
     return max(now, born + 1), cost, ()
 
 
@@ -510,7 +508,7 @@ def as_tuple(sent: Any) -> Any:
 
 
 def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple) -> Decision:
-    """A decision in the form of a twin, with its text as bytes or decoded."""
+    """The Decision that a twin has sent, whose text may be bytes."""
     allowed, limit, current, remaining, reset_at, retry_after, binding, receipt = sent
     told = binding.decode() if binding.__class__ is bytes else binding
     charged = None if receipt is None else receipt_received(receipt)
@@ -576,7 +574,7 @@ def windowed(limit: object, window: object) -> tuple[int, int]:
 
 
 def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:
-    """The rate, and its burst from the text or the argument; the limit if there is neither."""
+    """The rate, and its burst from the text or the argument; by default, the burst is the limit."""
     parsed = Rate.parse(rate)
     if parsed.burst is not None and burst is not None:
         raise ConfigError(field, burst, "conflicts with the burst in the rate", "give the burst once")
@@ -593,7 +591,7 @@ Undo: TypeAlias = "tuple[Operation, tuple[Any, ...]]"
 
 
 class Side(Enum):
-    """Where a call was charged."""
+    """Where a call was charged: in the store, in its fallback, or nowhere."""
 
     PRIMARY = "primary"
     LOCAL = "local"
@@ -601,7 +599,7 @@ class Side(Enum):
 
 
 class Moment(NamedTuple):
-    """The time at which a call finds its store gone."""
+    """When a call finds its store gone."""
 
     instant: int
     skew: int
@@ -619,17 +617,17 @@ class Operation:
     is_look: ClassVar[bool] = False
     """Whether it returns the state itself, which needs no method of the twin."""
     most_cost: ClassVar[str | None] = None
-    """The bound, in Lua, of a cost passed as first argument, for programs that do not check it themselves."""
+    """A Lua expression that bounds a cost in the first argument, if the program does not check it itself."""
     probes: ClassVar[bool] = True
-    """Whether it may check if a lost store is back, and take longer for that."""
+    """Whether it may probe if a lost store is back, which takes longer."""
     follows: ClassVar[bool] = False
     """Whether it changes what an earlier operation has taken."""
     on_both_sides: ClassVar[bool] = False
-    """Whether it also goes to what replaces a lost store, not knowing where its permit is."""
+    """Whether it goes to the fallback as well, because either side may have granted its permit."""
     nothing: ClassVar[Any] = None
-    """The answer if there is nothing to change, if that is the same for every key."""
+    """The answer if there is nothing to change, where it is the same for every key."""
     instead: ClassVar[Operation | None] = None
-    """The operation to run instead if there is nothing to change, if the answer depends on the key."""
+    """The operation that answers if there is nothing to change, where the answer depends on the key."""
     needs_store: ClassVar[bool] = True
     """Whether it raises under on_outage="raise"."""
     run: ClassVar[Run | None] = None
@@ -652,7 +650,7 @@ class Operation:
         return tuple(sent) if isinstance(sent, list) else sent
 
     def asks(self, args: tuple[Any, ...]) -> Any:
-        """What is equal for calls that ask the same, and so can be one run."""
+        """A value that is equal for calls that ask the same and so can be made as one run."""
         return args
 
     def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
@@ -670,11 +668,11 @@ class Operation:
     # while the store is gone
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        """The side it belongs to, if it `follows`, and its arguments as that side knows them."""
+        """For an operation that `follows`: the side that it belongs to, and its arguments for that side."""
         return Side.PRIMARY, args
 
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Any:
-        """The answer of on_outage="open": that of a key that was never used."""
+        """The answer of on_outage="open": the one for a key that was never used."""
         return self.step(program)(None, at.instant, *args, skew=at.skew)
 
     def closed(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Any:
@@ -685,10 +683,10 @@ class Operation:
     def locally(
         self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The call that answers for on_outage="local": `apply` asks `part`, the program's share."""
+        """The function that answers for on_outage="local": `apply` asks `part`, the program's share."""
 
         def answer(key: Any, *args: Any) -> Any:
-            # A cost that the share never admits has to wait for the store.
+            # A cost that the share can never admit is refused until the store is back.
             if (cost := self.cost(args)) and cost > part.max_cost:
                 return refuse(key, *args)
             return self.given(program, part, apply(key, *args))
@@ -701,12 +699,12 @@ class Operation:
 
 
 class Run(Operation):
-    """Calls of one operation that ask the same, one right after the other: one step of a store.
+    """Several equal calls of one operation, one right after the other, made as one step of a store.
 
-    Its arguments are those of each call. The twin changes the state as all of them together do, and answers
-    with the time and the state before, if that is short and nothing in it makes a difference between them.
-    Then the program itself tells the answers, by the very steps that it decides by in process. Otherwise the
-    twin makes the calls one by one, and returns their answers.
+    Its arguments are a tuple for each call. If the state is short and treats the calls alike, the twin
+    applies all of them at once and answers with the time and the state before; from these the program
+    computes each answer in Python, with the same steps as in process. Otherwise the twin makes the calls one
+    by one, and returns their answers.
     """
 
     one: ClassVar[Operation]
@@ -730,7 +728,7 @@ class Run(Operation):
 
 
 def side_of(taken: Receipt) -> Side:
-    """Where the charge with this receipt, or the grant of this generation, was made."""
+    """The side on which the charge with this receipt, or the grant of this generation, was made."""
     while isinstance(taken, tuple):
         taken = next((part for part in taken if part is not None), NOWHERE)
     if taken is None or taken >= 0:
@@ -783,7 +781,7 @@ class _Check(_Charging):
         return cost
 
     def opened(self, program: Algorithm[Any], at: Moment, args: tuple[Any, ...]) -> Decision:
-        # A cost beyond the limit in the code is one that an operator's limit allows.
+        # A cost beyond the limit in the code is one that an operator's limit has allowed.
         decision = program.check(None, at.instant, min(args[0], program.max_cost), at.skew).decision
         return decision._replace(receipt=program.uncharged)
 
@@ -811,7 +809,7 @@ class _Debit(_Charging):
     follows = True
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        # The extra cost of a call is charged where calls are charged now.
+        # The extra cost is charged on the side that charges calls now, wherever the call was charged.
         cost, receipt = args
         side = side_of(receipt)
         known = None if side is Side.NOWHERE else turned(receipt) if side is Side.LOCAL else receipt

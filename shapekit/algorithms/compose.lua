@@ -1,6 +1,6 @@
 -- needs base
--- The twin of compose.py. A state holds the states of the parts, false for a cold one; a receipt holds
--- theirs.
+-- The twin of compose.py. A state holds the states of the parts, false for a cold one; a receipt holds the
+-- receipts of the parts.
 
 local Composite = setmetatable({}, Algorithm)
 Composite.__index = Composite
@@ -35,7 +35,7 @@ local function of(s, index)
     return s and s[index] or nil
 end
 
--- The index of the first one with the least weight.
+-- The index of the first item with the least weight.
 local function least_of(seen, weight)
     local least, found
     for index, decision in ipairs(seen) do
@@ -45,7 +45,7 @@ local function least_of(seen, weight)
     return found
 end
 
--- The decision of a part as that of the whole.
+-- The decision of a part as the decision of the whole.
 function Composite:named(index, decision, receipt)
     local binding = self.names[index]
     if decision[7] then binding = binding .. "." .. decision[7] end
@@ -142,7 +142,7 @@ function Composite:life(s, now, skew)
 end
 
 function Composite:spent(s, at, skew, cost)
-    -- Decided by the binding part: no call waits for the others.
+    -- The binding part decides: no call waits for the others.
     local found, binding
     for index, part in ipairs(self.parts) do
         if cost <= part.max_cost then
@@ -176,7 +176,7 @@ function Composite:denied(s, now, skew, cost)
             local _, decision = part:decide(of(s, index), now, skew, cost)
             seen[index] = decision
         else
-            -- It can never admit the cost.
+            -- This part can never admit the cost.
             local decision = {unpack(part:peek(of(s, index), now, skew), 1, 8)}
             decision[1], decision[6] = 0, NEVER
             seen[index] = decision

@@ -1,13 +1,13 @@
 """Composites: several limits decided together, all or nothing.
 
-`all_of` admits what every part admits. `any_of` admits what at least one part admits, and charges those that
-do. `first_of` charges the first part that admits and leaves the others alone. All parts are computed before
-any is committed, so a denial charges no part. Composites nest.
+`all_of` admits a call if every part does. `any_of` admits it if at least one part does, and charges each part
+that admits it. `first_of` charges the first part that admits the call and leaves the others alone. All parts
+are computed before any is committed, so a denial charges no part. Composites nest.
 
-The decision is that of the *binding* part and names it (`outer.inner` if nested). On admission, that is the
-part with the least remaining for `all_of`, and with the most for the others; on denial, the part with the
-longest wait for `all_of`, and with the shortest for the others. Ties go to the first. If a quota binds, the
-composite is spent.
+The decision is the one of the *binding* part and names it (`outer.inner` if nested). On admission, `all_of`
+binds to the part with the least remaining, the others to the one with the most; on denial, `all_of` binds to
+the part with the longest wait, the others to the one with the shortest. Ties go to the first part. If a quota
+binds, the composite is spent.
 
     >>> from shapekit import GCRA, Quota, all_of
     >>> limit = all_of(second=GCRA("10/s"), month=Quota("1000/month"))
@@ -53,9 +53,9 @@ class Composite(Algorithm[States]):
     _civil: bool
 
     _binds: ClassVar[Any]
-    """Of when each part admits, or how long each makes a call wait: what holds for the whole."""
+    """`max` or `min`: combines when each part admits, or how long each makes a call wait."""
     _fitting: ClassVar[Any]
-    """Of how many calls fit into each part: how many fit."""
+    """Combines how many calls fit into each part to how many fit."""
 
     def __init__(self, parts: dict[str, Algorithm[Any]]) -> None:
         if len(parts) < 2:
@@ -111,7 +111,7 @@ class Composite(Algorithm[States]):
         return tuple(each(self.parts, "state_received", sent))
 
     def receipt_sent(self, receipt: Receipt) -> Any:
-        # Without a receipt, the default payers pay a debit, and a refund goes to no part.
+        # Without a receipt, a debit is paid by the default payers, and a refund goes to no part.
         if receipt is None or (not isinstance(receipt, tuple) and not any(self._surely_paid())):
             return None
         return each(self.parts, "receipt_sent", self._receipts(receipt, [receipt] * len(self.parts)))
@@ -180,7 +180,7 @@ class Composite(Algorithm[States]):
         )
 
     def spent(self, state: States | None, at: int, cost: int, skew: int = 0) -> bool:
-        # Decided by the binding part: no call waits for the others.
+        # The binding part decides: no call waits for the others.
         states = state or self._cold
         admit_at = [
             part.earliest(before, at, cost, skew) if cost <= most else NEVER_US
@@ -320,7 +320,7 @@ class Composite(Algorithm[States]):
 
 
 def named(name: str, decision: Decision, receipt: Receipt) -> Decision:
-    """The decision of a part as that of the whole."""
+    """The decision of a part as the decision of the whole."""
     allowed, limit, current, remaining, full, wait, inner, _, _ = decision
     binding = name if inner is None else f"{name}.{inner}"
     return _new(Decision, (allowed, limit, current, remaining, full, wait, binding, receipt, 0))
@@ -346,7 +346,7 @@ def each(algorithms: Sequence[Algorithm[Any]], method: str, values: Sequence[Any
 
 
 def of_one_kind(kind: str, other: str) -> bool:
-    """Whether programs of these kinds can go on from each other's states, as rolling windows do."""
+    """Whether a program of one kind can continue the state of the other, as rolling windows can."""
     return kind == other or {kind, other} <= _ROLLING
 
 
@@ -358,7 +358,7 @@ def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:
         fix = "use another name, or reset it"
         raise ConfigError("strategy", reader.kind, f"cannot continue the state of a {writer.kind}", fix)
     if isinstance(reader, Algorithm) and reader.alone(None)[0] is reader:
-        # It continues from what a ledger has counted, without names for the charges.
+        # A limit without a ledger continues from the count in the ledger.
         writer, state = writer.alone(state)
         if reader == writer:
             return state
@@ -366,7 +366,7 @@ def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:
 
 
 class AllOf(Composite):
-    """Admits what every part admits; see `all_of`."""
+    """Admits a call if every part does; see `all_of`."""
 
     __slots__ = ()
     kind: ClassVar[str] = "all_of"
@@ -419,7 +419,7 @@ class AllOf(Composite):
 
 
 class _Alternatives(Composite):
-    """Admits what at least one part admits."""
+    """Admits a call if at least one part does."""
 
     __slots__ = ()
     _charges_all: ClassVar[bool]
@@ -475,7 +475,7 @@ class _Alternatives(Composite):
 
 
 class AnyOf(_Alternatives):
-    """Admits what at least one part admits, and charges those that do; see `any_of`."""
+    """Admits a call if at least one part does, and charges every part that admits it; see `any_of`."""
 
     __slots__ = ()
     kind: ClassVar[str] = "any_of"
@@ -487,7 +487,7 @@ class AnyOf(_Alternatives):
 
 
 class FirstOf(_Alternatives):
-    """Charges the first part that admits, and leaves the others alone; see `first_of`."""
+    """Charges the first part that admits a call, and leaves the others alone; see `first_of`."""
 
     __slots__ = ()
     kind: ClassVar[str] = "first_of"
@@ -511,14 +511,14 @@ def all_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> AllOf:
 
 
 def any_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> AnyOf:
-    """Combine limits so that one part must admit; all parts that do are charged."""
+    """Combine limits so that one part must admit; every part that admits is charged."""
     return AnyOf(_named(parts, named))
 
 
 def first_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> FirstOf:
     """Combine limits in order of preference: `first_of(main=GCRA("10/s"), overflow=GCRA("2/s"))`.
 
-    The first part that admits is charged.
+    Only the first part that admits is charged.
     """
     return FirstOf(_named(parts, named))
 

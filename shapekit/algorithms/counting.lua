@@ -4,7 +4,7 @@
 local Counting = setmetatable({}, Algorithm)
 Counting.__index = Counting
 
--- The short form of an admission: now and the units in use, from which the rest follows.
+-- An admission in short form: now and the units in use, from which Python computes the rest.
 function Counting:check_window(s, now, skew, cost)
     local after, decision, life, persist = self:decide(s, now, skew, cost)
     if persist then decision = {now, decision[3]} end
@@ -29,8 +29,8 @@ function Counting:refund(s, now, skew, cost, receipt)
     return s, self:peek(s, now, skew), 0, false
 end
 
--- The twin of Shift.counts: the starts of periods, ascending, and what each counts now. `moved.most` takes the
--- count of a period, too, and returns no more.
+-- The twin of Shift.counts: the starts of periods, ascending, and the count of each after the move. `moved.most`
+-- also takes the count of a period, and returns no more.
 function Counting:shifted_counts(s, numbers, moved)
     local starts, counts = {}, {}
     local by = moved.by
@@ -39,7 +39,7 @@ function Counting:shifted_counts(s, numbers, moved)
         if not counts[start] then starts[#starts + 1] = start end
         counts[start] = math.min((counts[start] or 0) + units, Exact.LARGEST)
     end
-    -- The first instant from this one on at which a call may have been to leave.
+    -- The first instant from this one on at which a call may have been due.
     local function next_from(at)
         for index = 1, #moved.pauses, 2 do
             local left, following = moved.pauses[index], moved.pauses[index + 1]
@@ -61,7 +61,7 @@ function Counting:shifted_counts(s, numbers, moved)
         while at <= last do
             local start, over = self:bounds(at + by)
             if start ~= begun or not has_begun then add(start, by < 0 and count or moved.most(at, count)) end
-            -- If a double is too short for that instant, it would not get further.
+            -- If a double cannot hold that instant exactly, the loop would never end.
             if over - by <= at then damaged() end
             at = next_from(over - by)
         end

@@ -1,7 +1,7 @@
 -- Exact integers in doubles, which are exact up to 2^53.
 --
--- A position on a grid of 1/q microseconds is kept as whole microseconds and a remainder from 0 to q - 1, q
--- <= 2^26: always rounded down, so that pairs compare like numbers, negative ones too.
+-- A position on a grid of 1/q microseconds, with q <= 2^26, is kept as whole microseconds and a remainder from 0
+-- to q - 1. The whole part is rounded down, so that pairs compare like numbers, also negative ones.
 
 local floor = math.floor
 local LARGEST = 2^53 - 1
@@ -71,7 +71,7 @@ function Exact.part(n, a, q)
     return whole * step + (low - rest) / q, rest
 end
 
--- The most, up to `many`, that fits, where fewer fit whenever more do.
+-- The largest number up to `many` for which `fits` is true; if a number fits, every smaller one has to.
 function Exact.greatest(many, fits)
     Exact.whole("calls", many, 1, LARGEST)
     if fits(many) then return many end

@@ -82,7 +82,7 @@ function FixedWindow:refund_many(s, now, skew, charges)
         end
     end
     if not found then return s end
-    -- The present window stays, empty: if the clock goes back, none before it opens again.
+    -- The present window stays, empty: if the clock goes back, no earlier window opens again.
     return #after > 0 and after or {now - now % self.window, 0}
 end
 
@@ -143,7 +143,7 @@ end
 
 -- inside
 
--- The state without windows that have ended, as a table of its own.
+-- A copy of the state without windows that have ended.
 function FixedWindow:kept(s, now)
     local kept, first, over = {}, 1, now - self.window
     local length = s and #s or 0

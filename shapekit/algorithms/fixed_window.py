@@ -30,7 +30,7 @@ __all__ = ["FixedWindow"]
 Counts: TypeAlias = tuple[int, ...]
 
 _MAX_WINDOWS = 2**10
-"""Above this, starting a window merges the newest two: refunds to the older one are then lost."""
+"""With more windows than this, the newest two are merged: refunds to the older one are then lost."""
 
 _new = tuple.__new__
 
@@ -39,7 +39,7 @@ class FixedWindow(Window[Counts]):
     """At most `limit` units in each epoch-aligned window; up to 2 x limit around a boundary.
 
     The whole limit may be spent at the end of one window and again at the start of the next. Use it if the
-    server counts this way, or if that does not matter; otherwise use GCRA or SlidingWindow.
+    server counts this way, or if such a burst does no harm; otherwise use GCRA or SlidingWindow.
 
         >>> window = FixedWindow("2/s")
         >>> state = window.check(None, 900_000, 2).state
@@ -119,7 +119,7 @@ class FixedWindow(Window[Counts]):
                 parts += (kept[done:at], (start, left) if left > 0 else ())
                 done = at + 2
         after = (*chain.from_iterable(parts), *kept[done:])
-        # The present window stays, empty: if the clock goes back, none before it opens again.
+        # The present window stays, empty: if the clock goes back, no earlier window opens again.
         return after or (now - now % self.window_us, 0) if done else state
 
     def refund_passed(
@@ -171,9 +171,9 @@ class FixedWindow(Window[Counts]):
         return self.rescheduled(state, newest, lambda at: min(at, newest))
 
     def entries(self, state: Counts, now: int) -> Iterator[tuple[int, int]]:
-        """The latest instants at which units may have been admitted, oldest first.
+        """The latest instants at which units may have been admitted, with their number, oldest first.
 
-        What did not wait for a later window was admitted by `now`.
+        Units of the present window were admitted by `now`.
         """
         for begun, count in zip(state[::2], state[1::2], strict=True):
             last = begun + self.window_us - 1

@@ -1,7 +1,7 @@
 -- needs base exact
 -- The twin of gcra.py: same names, same steps.
 --
--- A state is {tail, tail_rest, newest, retracted, retracted_rest, top, top_rest, and of each stretch
+-- A state is {tail, tail_rest, newest, retracted, retracted_rest, top, top_rest, and for each stretch
 -- from, from_rest, to, to_rest}; a receipt is {position, rest}.
 
 local Meter = setmetatable({}, Algorithm)
@@ -53,7 +53,7 @@ function Meter:decide(s, now, skew, cost)
     return self:charged(moved, now, now)
 end
 
--- The short form of an admission: now, and the positions of the tail and the receipt, if they differ.
+-- An admission in short form: now, the position of the tail, and the receipt if it differs from that.
 function Meter:check(s, now, skew, cost)
     local moved = self:admit(s, now, cost)
     if not moved then return self:decide(s, now, skew, cost) end
@@ -62,7 +62,7 @@ function Meter:check(s, now, skew, cost)
     return moved, told, self:life(moved, now), true
 end
 
--- The state after a call of `cost`; or nil, how long not, and what is in use.
+-- The state after a call of `cost`; or nil, how long to wait, and the position.
 function Meter:admit(s, now, cost)
     local q = self.q
     local drained, drained_rest = self:drained(s, now)
@@ -79,7 +79,8 @@ function Meter:admit(s, now, cost)
     return {after, after_rest, newest, 0, 0, after, after_rest}
 end
 
--- How many of so many calls are admitted, the state after them, and that before in short; nil if it is longer.
+-- How many of `times` calls are admitted, the state after them, and the state before in short form; nil if the
+-- state has no short form.
 function Meter:admit_run(s, now, cost, times)
     local drained, drained_rest = self:drained(s, now)
     if s and (s[4] > 0 or s[5] > 0 or #s > 7 or less(drained, drained_rest, s[6], s[7])) then return nil end
@@ -121,7 +122,7 @@ function Meter:refund_last(s, now, skew, cost, receipt, before)
         a, a_rest = later(now, 0, a, a_rest)
         if less(a, a_rest, tail, tail_rest) then tail, tail_rest = a, a_rest end
     end
-    -- A charge from before the retraction may end where its receipt says; none ends later.
+    -- A charge from before a retraction ends where its receipt says at the latest.
     local ends, ends_rest = receipt[1], receipt[2]
     if less(tail, tail_rest, ends, ends_rest) then ends, ends_rest = tail, tail_rest end
     local width, width_rest = self:width(cost)
@@ -135,7 +136,7 @@ function Meter:refund_last(s, now, skew, cost, receipt, before)
     after[1], after[2] = tail, tail_rest
     if before then after[3] = math.min(s[3], math.max(before, now)) end
     if receipt[1] == s[6] and receipt[2] == s[7] then
-        -- It was the newest: all other receipts lie at least its width below.
+        -- This was the newest charge: all other receipts are lower by at least its width.
         local top, top_rest = minus(receipt[1], receipt[2], width, width_rest, self.q)
         after[6], after[7] = later(top, top_rest, plus(tail, tail_rest, s[4], s[5], self.q))
     end
@@ -161,7 +162,7 @@ function Meter:refund(s, now, skew, cost, receipt)
         after[1], after[2] = tail, tail_rest
         return self:settled(after, now)
     end
-    -- Later charges exist. What had drained of this one by the last of them may have been used by them.
+    -- There are later charges. The part of this one that had drained by the last of them may be used up.
     local from, from_rest = later(now, 0, newest, 0)
     local back, back_rest = minus(ends, ends_rest, from, from_rest, q)
     if less(width, width_rest, back, back_rest) then back, back_rest = width, width_rest end
@@ -182,7 +183,7 @@ function Meter:debit(s, now, skew, cost)
     local drained, drained_rest = self:drained(s, now)
     local width, width_rest = self:width(cost)
     local after, after_rest = plus(drained, drained_rest, width, width_rest, self.q)
-    -- A debt beyond any clock is cut, so that a double still has room for the retraction.
+    -- A debt beyond any clock is capped, so that a double still has room for the retraction.
     if after >= 2^52 then after, after_rest = 2^52, 0 end
     local moved = self:moved(s or COLD, now, now, after, after_rest)
     return self:settled(moved, now, {moved[6], moved[7]})
@@ -202,7 +203,7 @@ function Meter:charge(s, now, skew, due, cost)
     base, base_rest = later(before[1], before[2], base, base_rest)
     local drained, drained_rest = self:drained(s, now)
     if less(drained, drained_rest, base, base_rest) and #before - 7 < 4 * MAX_STRETCHES - 8 then
-        -- Another limit moved the slot: the skipped stretch is free again once the slot is given back.
+        -- Another limit delayed the slot: if the slot is given back, the skipped stretch is free again.
         before = {unpack(before)}
         for _, number in ipairs({drained, drained_rest, base, base_rest}) do
             before[#before + 1] = number
@@ -256,14 +257,14 @@ function Meter:charged(moved, now, due)
         self:life(moved, now), true
 end
 
--- The state with a charge that ends at `after`, and a receipt that no other charge has.
+-- The state with a charge that ends at `after`, and a unique receipt.
 function Meter:moved(s, now, due, after, after_rest)
     local q = self.q
     local top, top_rest = s[6], s[7]
     if #s == 7 and not less(now, 0, top, top_rest) then
         return {after, after_rest, due, 0, 0, after, after_rest}
     end
-    -- Any position below the newest receipt may have been used: count on from there.
+    -- Every position up to the newest receipt may be used as a receipt: continue above it.
     local from, from_rest = later(s[1], s[2], now, 0)
     local above, above_rest = minus(top, top_rest, from, from_rest, q)
     local retracted, retracted_rest = later(s[4], s[5], above, above_rest)
@@ -301,15 +302,15 @@ function Meter:with_stretch(s, stretch)
     return after
 end
 
--- Until the last receipt has passed, which is never before the tail: none may meet a fresh state,
--- which knows no retraction.
+-- Until the last receipt has passed, which is never before the tail: a receipt must not be presented to a cold
+-- state, which knows no retraction.
 function Meter:life(s, now)
     return math.max(0, up(s[6], s[7]) - now)
 end
 
 function Meter:settled(s, now, receipt)
     local wait = self:earliest(s, now, 0, 1) - now
-    -- The tail is not in the past: what has drained is not given back.
+    -- A refund never moves the tail into the past: units that have drained are not given back.
     local decision = self:decision(wait == 0, now, s[1], s[2], wait)
     decision[8] = receipt or false
     return s, decision, self:life(s, now), true

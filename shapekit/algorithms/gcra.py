@@ -3,19 +3,19 @@
 Meter: one position on a grid, the mathematics of GCRA, TokenBucket and LeakyBucket.
 
 A unit occupies an interval T = period/limit. The state is one *position*: the instant at which everything
-charged so far will have drained. A cell that arrives at `now` moves it from `max(position, now)` on by
-T·cost, and is admitted if it is then at most T·burst ahead of `now` (equality admits).
+charged so far will have drained. A call at `now` moves the position to `max(position, now) + T·cost`. It is
+admitted if the position is then at most T·burst ahead of `now` (equality admits).
 
 In addition to the position, the state keeps what refunds need. A receipt is the position at which a charge
 ends, plus the *retraction* so far: how far refunds have moved positions back. So no two charges have the same
 receipt, and a receipt minus the retraction is never above the position at which its charge ends now. Slots
-given back in the middle leave stretches: once everything after a stretch is given back too, the position
+given back in the middle leave stretches: once everything after a stretch is given back as well, the position
 retracts over it.
 
-T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: one integer, so nothing
-is rounded and nothing drifts. (The Lua twin keeps the same number as whole microseconds and a remainder below
-q, because a double is exact only to 2^53.) If q would exceed 2^26, T is rounded up to a multiple of 2^-26 µs,
-and the rate is slower by that: only for limits above 67 million that do not divide their period.
+T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: as one integer, which is
+never rounded and does not drift. (The Lua twin keeps the same number as whole microseconds and a remainder
+below q, because a double is exact only to 2^53.) If q would exceed 2^26, T is rounded up to a multiple of
+2^-26 µs, and the rate is slower by that: only for limits above 67 million that do not divide their period.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BRIEF = 5
 _new = tuple.__new__
 
 Positions: TypeAlias = tuple[int, int, int, int, *tuple[int, ...]]
-"""The position, the newest departure, the retraction, the newest receipt, `from, to` of each stretch."""
+"""The position, the newest departure, the retraction, the newest receipt, and `from, to` of each stretch."""
 
 
 def interval(rate: Rate) -> tuple[int, int]:
@@ -164,7 +164,7 @@ class Meter(Algorithm[Positions]):
                 tail = max(start, stretches[-2])
                 del stretches[-2:]
             return self._settled((tail, newest, retracted, top, *stretches), now)
-        # Later charges exist. What had drained of this one by the last of them may have been used by them.
+        # There are later charges. The part of this one that had drained by the last of them may be used up.
         back = min(width, ends - max(start, newest * self._q))
         if back > 0 and ends < tail:
             return self._settled((tail - back, newest, retracted + back, top), now)
@@ -185,7 +185,7 @@ class Meter(Algorithm[Positions]):
     ) -> Positions | None:
         if state is None or not isinstance(charged_at, int) or charged_at < 0:
             return state
-        # A charge from before the retraction may end where its receipt says; none ends later.
+        # A charge from before a retraction ends where its receipt says at the latest.
         tail, newest, retracted, top, *stretches = state
         start = now * self._q
         width = self._p * cost
@@ -194,7 +194,7 @@ class Meter(Algorithm[Positions]):
             tail = min(tail, max(start, stretches[-2]))
             del stretches[-2:]
         if charged_at == top:
-            # It was the newest: all other receipts lie at least its width below.
+            # This was the newest charge: all other receipts are lower by at least its width.
             top = max(charged_at - width, tail + retracted)
         if before is not None:
             newest = min(newest, max(before, now))
@@ -203,7 +203,7 @@ class Meter(Algorithm[Positions]):
     def debit(
         self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Positions]:
-        # A debt beyond any clock is cut, so that a double still has room for the retraction.
+        # A debt beyond any clock is capped, so that a double still has room for the retraction.
         after = min(self._drained(state, now) + self._p * cost, _LATEST_US * self._q)
         moved = self._moved(state or _COLD, now, now, after)
         return self._settled(moved, now, moved[3])
@@ -221,7 +221,7 @@ class Meter(Algorithm[Positions]):
         base = tail if tail > leaves else leaves
         drained = tail if tail > start else start
         if base > drained and len(before) < 2 * _MAX_STRETCHES:
-            # Another limit moved the slot: the skipped stretch is free again once the slot is given back.
+            # Another limit delayed the slot: if the slot is given back, the skipped stretch is free again.
             before = (before[0], before[1], before[2], before[3], *before[4:], drained, base)
         return self._charged(before, now, due, base + width)
 
@@ -230,7 +230,7 @@ class Meter(Algorithm[Positions]):
         return type(self)(slowed(self.rate, part), max(1, int(self.burst * part)))
 
     def adopt(self, state: Positions, writer: Any, now: int, skew: int = 0) -> Positions:
-        # Older receipts count in the old q.
+        # Older receipts are in units of the old q.
         _, before = interval(writer.rate)
         tail, _, retracted, top, *_ = (-(-number * self._q // before) for number in state)
         return self._anew(tail, retracted, top)
@@ -243,7 +243,7 @@ class Meter(Algorithm[Positions]):
         return self._anew(tail + later, retracted, top + later)
 
     def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
-        # All calls moved as far as the newest: where this one ends now, nothing tells.
+        # All calls were moved as far as the newest: the state does not tell where this one ends now.
         return receipt if receipt is None else NOWHERE
 
     def brought(self, state: Positions, now: int, skew: int = 0) -> Positions:
@@ -268,7 +268,7 @@ class Meter(Algorithm[Positions]):
         return (tail * q + rest, newest, *positions)
 
     def before_run(self, sent: Any) -> Positions:
-        # Nothing was ever given back.
+        # The short form: nothing was ever given back.
         tail, rest, newest = sent
         position = tail * self._q + rest
         return (position, newest, 0, position)
@@ -282,7 +282,7 @@ class Meter(Algorithm[Positions]):
     def decision_received(self, sent: Any) -> Decision:
         if len(sent) > _BRIEF:
             return decision_of(sent, self.receipt_received)
-        # The short form of an admission: now, the tail, and the receipt if it is another position.
+        # An admission in short form: now, the tail, and the receipt if it differs from that.
         q, burst = self._q, self.burst
         after = sent[1] * q + sent[2]
         current = -((sent[0] * q - after) // self._p)
@@ -292,7 +292,7 @@ class Meter(Algorithm[Positions]):
     def _anew(self, tail: int, retracted: int, top: int) -> Positions:
         """The state at this position, in which older receipts give nothing back.
 
-        One that ends after the tail is not recognized, and after a retraction none below `newest` is.
+        A receipt that ends after the tail is not recognized, nor, after a retraction, one below `newest`.
         """
         retracted += 1
         top = max(top, tail + retracted)
@@ -311,7 +311,7 @@ class Meter(Algorithm[Positions]):
         return moved, decision, full - now if receipt == after else self.life(moved, now), True
 
     def _moved(self, state: Positions, now: int, due: int, after: int) -> Positions:
-        """The state with a charge that ends at `after`, and a receipt that no other charge has."""
+        """The state with a charge that ends at `after`, and a unique receipt."""
         start = now * self._q
         tail, newest, retracted, top, *stretches = state
         if not stretches:
@@ -319,7 +319,7 @@ class Meter(Algorithm[Positions]):
                 return (after, due, 0, after)
             if not retracted and top <= tail:
                 return (after, due if due > newest else newest, 0, after)
-        # Any position below the newest receipt may have been used: count on from there.
+        # Every position up to the newest receipt may be used as a receipt: continue above it.
         retracted = max(retracted, top - max(tail, start))
         kept = (
             end
@@ -330,13 +330,13 @@ class Meter(Algorithm[Positions]):
         return (after, max(due, newest), retracted, after + retracted, *kept)
 
     def life(self, state: Positions, now: int, skew: int = 0) -> int:
-        # Until the last receipt has passed, which is never before the tail: none may meet a fresh state,
-        # which knows no retraction.
+        # Until the last receipt has passed, which is never before the tail: a receipt must not be presented
+        # to a cold state, which knows no retraction.
         return max(0, -(-state[3] // self._q) - now)
 
     def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
         wait = self.earliest(state, now, 1) - now
-        # The tail is not in the past: what has drained is not given back.
+        # A refund never moves the tail into the past: units that have drained are not given back.
         decision = self._decision(wait == 0, now, state[0], wait, receipt)
         return Outcome(state, decision, self.life(state, now), True)
 

@@ -1,6 +1,6 @@
 -- needs base exact
--- The twin of inflight.py. A run is {owner, first, last}. Differences are computed first: a sum might not be
--- exact.
+-- The twin of inflight.py. A run is {owner, first, last}. Differences are computed before sums, which might not
+-- be exact.
 
 local Runs = {}
 
@@ -15,7 +15,7 @@ function Runs.check(runs, most)
     if many > most then damaged() end
 end
 
--- Appends to a list of runs that is not shared.
+-- Appends to a list of runs in place: only for a list that nothing else refers to.
 function Runs.add(runs, owner, first, last)
     local newest = runs[#runs]
     if newest and newest[1] == owner and newest[3] + 1 == first then

@@ -1,18 +1,18 @@
 """Concurrency: at most `limit` calls in flight, over all processes that share the key.
 
 A call holds a permit from its `enter` to its `leave`. A call that finds no free permit joins a line, and
-permits that become free go to the line in order of arrival. Nothing waits here: a process that polls
-(`watch`), or gives something back, gets the list of its calls that hold a permit by now.
+permits that become free go to the line in order of arrival. No operation waits: a process that polls
+(`watch`), or gives something back, gets the list of its calls that now hold a permit.
 
 An owner is a process; a number is one of its calls. The permits and places of an owner last as long as its
-lease, which it renews (`keep`) while it has calls. When the lease ends, because the owner crashed, they go to
-the calls that wait. `keep` also names the calls that are not over: anything else that the store has of this
-owner, because a reply was lost or a `leave` did not arrive, is given back.
+lease, which it renews (`keep`) while it has calls. When the lease ends, because the owner crashed, its
+permits go to the calls that wait. `keep` also names the calls that are not over: all other permits and places
+of this owner, left over because a reply was lost or a `leave` did not arrive, are given back.
 
 Time never goes back here: an earlier instant counts as the latest one seen. So no lease ends early and no
 permit is given twice, whatever a clock does.
 
-Runs: calls in order, as consecutive numbers of an owner, so that a thousand calls take no room.
+Runs: calls in order, as ranges of consecutive numbers of an owner, so that a thousand calls take little room.
 
 >>> line = joined(joined((), 7, 1), 7, 2)
 >>> joined(line, 9, 1)
@@ -106,17 +106,17 @@ MOST_PERMITS = 10_000
 MOST_WAITING = 10_000
 """How many calls may wait, over all owners; any more are refused."""
 LEAST_LEASE_US = SECOND_US
-"""A busy process renews late: a shorter lease could end while its calls are in flight."""
+"""The shortest lease: a busy process renews late, and a shorter one could end during its calls."""
 
 PERMITTED = 0
 """Instead of a position in line: the call has a permit."""
 REFUSED = -1
 """Instead of a position in line: the call was refused."""
 _UNHEARD = -1
-"""Instead of an owner's first call: the answer is not the store's."""
+"""Instead of an owner's first call: the answer is a fallback's."""
 
 Owner: TypeAlias = tuple[int, int, int]
-"""Its nonce, the end of its lease, and its first call, which changes if the owner was dropped meanwhile."""
+"""A nonce, the end of the lease, and the owner's first call, which changes if the owner was dropped."""
 Room: TypeAlias = tuple[int, tuple[Owner, ...], Runs, Runs]
 """The latest instant seen, the owners, the permits, and the line."""
 PermitAnswer: TypeAlias = tuple[int, ...]
@@ -136,11 +136,11 @@ class Concurrency(Value):
     `concurrency=20` is short for `Concurrency(20)`. It is not a gate: pass it as `concurrency=` to a policy
     or a wrapper, which also returns the permit.
 
-    - `limit`: how many calls at once, over all workers that share the store.
-    - `lease`: how long a worker keeps its permits after it was last heard from. A running worker renews the
-      lease in the background, three times within its length; a crashed worker loses its permits when the
-      lease ends, and never before. So calls exceed the limit only if a worker is alive but was stopped, or
-      cannot reach the store, for longer than the lease: by as many calls as it has in flight.
+    - `limit`: how many calls may be in flight at once, over all workers that share the store.
+    - `lease`: how long a worker keeps its permits after it last renewed the lease. A running worker renews it
+      in the background, three times within its length; a crashed worker loses its permits when the lease
+      ends, and never before. So calls exceed the limit only if a worker is alive but was stopped, or cannot
+      reach the store, for longer than the lease: by as many calls as it has in flight.
     """
 
     kind: ClassVar[str] = "concurrency"
@@ -151,7 +151,7 @@ class Concurrency(Value):
     limit: int
     """How many calls may be in flight at once."""
     lease_us: int
-    """How long a worker keeps its permits after it was last heard from, in microseconds."""
+    """How long a worker keeps its permits after it last renewed the lease, in microseconds."""
 
     def __init__(self, limit: int, lease: Duration = "60s") -> None:
         self._fill(
@@ -165,7 +165,7 @@ class Concurrency(Value):
         return False
 
     def unending(self) -> Concurrency:
-        """The same limit with leases that never end: for a process that shares it with no other."""
+        """The same limit with leases that never end: for a process that does not share it."""
         return Concurrency(self.limit, timedelta(microseconds=MAX_SPAN_US))
 
     def scaled(self, share: float | Fraction) -> Concurrency:
@@ -200,7 +200,7 @@ class Concurrency(Value):
     def watch(
         self, state: Room | None, now: int, owner: int, skew: int = 0
     ) -> tuple[Room | None, PermitAnswer, int, bool]:
-        """Return which of the owner's calls hold a permit by now."""
+        """Return which of the owner's calls hold a permit now."""
         return self._told(state, self._settled(state, now), now, owner)
 
     def leave(
@@ -300,7 +300,7 @@ class Concurrency(Value):
     def _told(
         self, before: Room | None, after: Room, now: int, owner: int
     ) -> tuple[Room | None, PermitAnswer, int, bool]:
-        """The answer for an owner that took nothing. The state is stored only if permits or line changed."""
+        """The answer for an owner, which is dropped if it has no calls; only a changed state is stored."""
         time, owners, permits, line = after
         present = {one for one, _, _ in (*permits, *line)}
         owners = tuple([one for one in owners if one[0] in present])
@@ -325,7 +325,7 @@ class _Enter(Operation):
         return () if answer[0] == REFUSED else ((LEAVE, (owner, number)),)
 
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[int, int]:
-        # Without the store a waiting call counts as unknown, asks again, and gets a permit.
+        # Without the store, a waiting call finds itself lost, enters again, and gets a permit.
         return PERMITTED, _UNHEARD
 
     def closed(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 -- The twin of ledger.py: same names, same steps; without `charge`, because only queues charge ahead of now,
 -- and they keep their limits without a ledger.
 --
--- A state is {the limit's state, when this life began, units charged in it, what is settled}; nothing settled
--- is an empty table. A receipt is {when its life began, the last unit, how many, the limit's own receipt}.
+-- A state is {the limit's state, when this life began, units charged in it, what is settled}; if nothing is
+-- settled, the last is an empty table. A receipt is {when its life began, the last unit, how many, the limit's
+-- own receipt}.
 
 local Ledger = setmetatable({}, Algorithm)
 Ledger.__index = Ledger
@@ -21,7 +22,7 @@ function Ledger:freeze(s)
     return {s[2], s[3], s[4], self.limit:freeze(s[1])}
 end
 
--- The settled part is checked where it is used: a check only carries it along.
+-- The settled part is validated where it is used: an operation that does not use it only carries it along.
 function Ledger:thaw(frozen)
     local born, charged, settled = frozen[1], frozen[2], frozen[3]
     check_numbers(frozen, 2)
@@ -35,7 +36,7 @@ function Ledger:decide(s, now, skew, cost)
     return self:receipted(self:counted(s, after, now, cost), told, cost), told, life, true
 end
 
--- The short form of an admission: the limit's answer, and the name of the charge behind it.
+-- An admission in short form: the limit's answer, followed by the name of the charge.
 function Ledger:check(s, now, skew, cost)
     local after, told, life, admitted = self.limit:check(s and s[1], now, skew, cost)
     if not admitted then return s, told, life, false end
@@ -101,7 +102,7 @@ function Ledger:debit(s, now, skew, cost, receipt)
     local after, told, life = self.limit:debit(s and s[1], now, skew, cost, false)
     local book = self:receipted(self:counted(s, after, now, cost), told, cost)
     if named then
-        -- If the count got too high, a new life began, without what was settled.
+        -- If the count got too high, a new life has begun, in which nothing is settled.
         if not debits or #book[4] == 0 then until_us, mark, runs, debits = now + life, book[3], {}, {} end
         debits = {unpack(debits)}
         debits[#debits + 1], debits[#debits + 2] = receipt[1], receipt[2]
@@ -131,7 +132,7 @@ function Ledger:receipted(book, told, cost)
     return book
 end
 
--- The settled units with `first` to `last` added, which all end at `ends`; nil if one is given back already.
+-- The settled units with `first` to `last` added; nil if one was given back already. Charges end at `ends`.
 function Ledger:given_back(settled, first, last, now, ends, charged)
     local until_us, mark, runs, debits = self:settlements(settled)
     if not debits then until_us, mark, runs, debits = ends, charged, {}, {} end
@@ -156,7 +157,7 @@ function Ledger:given_back(settled, first, last, now, ends, charged)
     return {until_us, mark, after, debits}
 end
 
--- The parts of what is settled; nothing if that is empty.
+-- The parts of what is settled; without values if that is empty.
 function Ledger:settlements(settled)
     if #settled == 0 then return end
     local until_us, mark, runs, debits = unpack(settled)
@@ -173,7 +174,7 @@ function Ledger:settlements(settled)
     return until_us, mark, runs, debits
 end
 
--- How many of these ascending numbers are at most `most`.
+-- How many of these ascending numbers are not above `most`.
 function Ledger:up_to(numbers, most)
     local count = 0
     while count < #numbers and numbers[count + 1] <= most do count = count + 1 end

@@ -1,15 +1,15 @@
 """Ledger: a limit that identifies its charges, so that each one is given back at most once.
 
 A limit knows how many units are in use but not by which call, so it would apply a repeated refund twice. A
-ledger counts the units charged in one life of the state, from 0 on, and a receipt names those of its charge:
-`(when the life began, the last unit, how many, the limit's own receipt)`. The ledger also keeps the units
-that were given back, as runs that merge. So no unit comes back twice, whatever receipt is presented, and
-never more than was charged.
+ledger numbers the units charged in one life of the state, from 0 on, and a receipt names the units of its
+charge: `(when the life began, the last unit, how many, the limit's own receipt)`. The ledger also keeps the
+units that were given back, as runs that merge. So no unit is given back twice, whatever receipt is presented,
+and never more than was charged.
 
 A life begins with the first charge of a cold key and is named by that microsecond: a receipt from before a
 reset names no charge after it. If there are too many runs to remember, the charges between the oldest two
-count as given back, and so do those that the limit has forgotten meanwhile: forgetting may refuse a late
-refund, but never grants one twice. A forgotten debit, in contrast, would be charged again.
+count as given back, and so do charges that the limit has forgotten meanwhile: this may refuse a late refund,
+but never grants one twice. A debit that was forgotten, in contrast, would be charged again.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Ledger(Algorithm[Book]):
     def debit(
         self, state: Book | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Book]:
-        """Charge without asking: once per receipt, or each time without one."""
+        """Charge unconditionally: once per receipt; without a receipt, each time."""
         name: tuple[int, ...] = ()
         if self.owns(charged_at):
             told: Any = charged_at
@@ -170,7 +170,7 @@ class Ledger(Algorithm[Book]):
         _, born, charged, settled = state
         if after == before:
             return after, born, charged, settled
-        # Other numbers may have moved the charges, so older receipts must not match: a new life.
+        # The changed limit may have moved the charges, so older receipts must not match: a new life.
         return after, max(now, born + 1), 0, ()
 
     def inspect(self, state: Any) -> None:
@@ -217,7 +217,7 @@ class Ledger(Algorithm[Book]):
 
     def decision_received(self, sent: Any) -> Decision:
         *told, born, charged, cost = sent
-        if cost.__class__ is not int:  # it ends with a receipt, or with none
+        if cost.__class__ is not int:  # the full form, which ends with a receipt or None
             return decision_of(sent, self.receipt_received)
         return receipted((None, born, charged, ()), self.limit.decision_received(told), cost)
 
@@ -234,7 +234,7 @@ def _limits(state: Book | None) -> Any:
 
 
 def _given_back(settled: Settled, first: int, last: int, now: int, ends: int, charged: int) -> Settled | None:
-    """The settled units with `first` to `last` added; None if one is given back. Charges end at `ends`."""
+    """The settled units with `first` to `last` added; None if one was given back. Charges end at `ends`."""
     until, mark, runs, debits = settled or (ends, charged, (), ())
     if now >= until:
         # The limit has forgotten the charges before the mark.

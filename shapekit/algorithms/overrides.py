@@ -1,11 +1,11 @@
 """Overrides: limits that an operator has set for a policy or some of its keys, instead of those in the code.
 
-They lie in the store, as one text for each policy, and every decision goes by them. `effective` tells what
-becomes of a program. An override says only what it changes: the rest stays as the code has it.
+The store keeps them as one text for each policy, and every decision obeys them. `effective` applies an
+override to a program. An override contains only what it changes: the rest stays as in the code.
 
-A queue whose numbers an operator has set decides as any queue of these numbers does. But its answers name it,
-because the caller's own has other units; and calls that wait move when such numbers come or go
-(queue/slots.py).
+A queue whose limits an operator has set decides as any queue with these limits does. But its answers name it,
+because its grid has other units than the caller's own queue; and waiting calls move when such limits come or
+go (queue/slots.py).
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Override(NamedTuple):
     burst: int | None = None
     """How many calls may leave at once after an idle time."""
     quota: str | None = None
-    """The limits of quotas, such as `"2_000_000/month; 10_000/day"`, each instead of one of that period."""
+    """Limits of quotas, such as `"2_000_000/month; 10_000/day"`, each for the quota of that period."""
     concurrency: int | None = None
     """How many calls may be in flight at once."""
     headroom: float | None = None
-    """The part by which to stay below the rates."""
+    """The part of the rates that is left unused."""
     state: str = ON
-    """`on`; `off`, without any limit; `held`, so that no call leaves."""
+    """`"on"`; `"off"`: no limit applies; `"held"`: no call leaves."""
     by: str = ""
     """Who set it."""
     why: str = ""
@@ -88,7 +88,7 @@ class Override(NamedTuple):
         return self.ends_us is not None and wall_us >= self.ends_us
 
     def checked(self) -> Self:
-        """Itself, if it could have been written in code; else the ConfigError of the constructors."""
+        """Return this override if its limits are valid; else raise the ConfigError of a constructor."""
         for field in ("key", "by", "why", "rate", "quota"):
             text = getattr(self, field)
             if text is not None and (not isinstance(text, str) or len(text) > _LONGEST):
@@ -118,7 +118,7 @@ class Override(NamedTuple):
 
 
 class Change(TypedDict, total=False):
-    """What may be said beside a rate where limits are set."""
+    """The keyword arguments of `configure`, beside the rate."""
 
     key: str | None
     burst: int | None
@@ -131,16 +131,16 @@ class Change(TypedDict, total=False):
 
 
 def override_of(rate: str | None, change: Change, by: str, now_us: int) -> Override:
-    """The override that is set now; ConfigError if its limits could not have been written in code."""
+    """The override to set now; ConfigError if its limits are not valid."""
     told: dict[str, Any] = dict(change)
     for field in told:
         if field not in Change.__annotations__:
-            # As of any call with a wrong keyword.
+            # As Python raises for any call with an unknown keyword.
             raise TypeError(f"configure() got an unexpected keyword argument {field!r}")
     if isinstance(until := told.get("until"), datetime):
         try:
             told["until"] = until.timestamp()
-        except (OverflowError, ValueError, OSError):  # in its zone, it is beyond what a calendar can show
+        except (OverflowError, ValueError, OSError):  # in its zone, it is beyond every calendar
             raise _no_instant("until", until) from None
     if "reason" in told:
         told["why"] = told.pop("reason")
@@ -152,13 +152,13 @@ def _no_instant(field: str, told: object) -> ConfigError:
 
 
 _SAMPLE = LeakyQueue(parse_rates("1/s"), None, "smooth", ())
-"""Some queue, to try what is common to all."""
+"""Any queue, to validate limits that every queue can have."""
 
 Overrides: TypeAlias = tuple[Override, ...]
 
 
 def quotas(text: str | None) -> list[Quota]:
-    """The quotas that an override tells the limits of."""
+    """The quotas in the text of an override."""
     return [_quota(part.strip()) for part in text.split(";")] if text else []
 
 
@@ -166,15 +166,14 @@ def _quota(text: str) -> Quota:
     try:
         return Quota(text)
     except ConfigError as error:
-        # An operator has said quota=, and only text.
+        # The operator has written quota= as text: name that field and text.
         fix = 'write "1_000_000/month"' if error.field == "limit" else error.fix
         raise ConfigError("quota", text, error.bound, fix) from None
 
 
 def chooser(overrides: Overrides) -> Callable[[str], Override | None]:
-    """Finds the override of a key: its own, or else that of the longest beginning, or else the policy's.
-
-    Every decision asks, and there may be an override for each customer.
+    """A function that finds the override of a key: its own, else the longest matching `prefix*`, else the
+    policy's. It has to be fast: every decision calls it, and there may be an override for each customer.
     """
     own = {one.key: one for one in overrides}
     general = [one for one in overrides if one.key is None or one.key.endswith(_ANY)]
@@ -202,7 +201,7 @@ def written(overrides: Iterable[Override]) -> str:
 
 
 def read(text: str, known: Overrides = ()) -> Overrides:
-    """The overrides in a text; ConfigError if it is illegible. Those that are known are not checked again."""
+    """The overrides in a text; ConfigError if it is malformed. Overrides in `known` are not checked again."""
     if not text:
         return ()
     sound = {one: one for one in known}
@@ -218,7 +217,7 @@ def read(text: str, known: Overrides = ()) -> Overrides:
     return found
 
 
-# what becomes of a program
+# applied to a program
 
 
 def effective(program: Any, override: Override) -> Any:
@@ -245,7 +244,7 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
         return overridden(queue, **_bounds(queue, override))
     numbers: dict[str, Any] = {}
     if is_off:
-        # Without a pace: however fast that were, of two calls at one instant the second would wait.
+        # Without a pace: at any pace, the second of two calls at one instant would have to wait.
         paced = min(queue.rates, key=lambda rate: rate.period_us) if queue.paced else None
         others = [_lifted_rate(rate) for rate in queue.rates if rate is not paced]
         numbers = {"rates": tuple(others), "pace": "burst", "gates": tuple(map(_lifted, queue.gates))}
@@ -266,7 +265,7 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
 
 
 def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
-    """The bounds of an adaptive rate: what is set is the highest rate."""
+    """The bounds of an adaptive rate: an operator's rate is the highest one."""
     told = override.quota or override.headroom
     if told is not None:
         raise ConfigError("quota or headroom", told, "has no effect on an adaptive rate", "set its rate")
@@ -293,7 +292,7 @@ def _with_quotas(gates: Iterable[Algorithm[Any]], told: list[Quota]) -> tuple[Al
 
 
 def _with_quota(limit: Algorithm[Any], told: list[Quota]) -> Algorithm[Any]:
-    """The limit with what is told of quotas with the same periods, which is then no longer told."""
+    """The limit with the numbers of the quotas in `told` that have its periods; removes these from `told`."""
     if isinstance(limit, Composite):
         parts = [_with_quota(part, told) for part in limit.parts]
         return type(limit)(dict(zip(limit.names, parts, strict=True)))
@@ -308,7 +307,7 @@ def _with_quota(limit: Algorithm[Any], told: list[Quota]) -> Algorithm[Any]:
 
 
 def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
-    """A gate's limit."""
+    """A gate's limit under an override."""
     if override.state == HELD:
         raise ConfigError("state", HELD, "is for queues, and a gate never waits", 'set rate="1/h", or off')
     if override.state == OFF:
@@ -338,13 +337,13 @@ def _lifted_rate(rate: Rate) -> Rate:
 
 
 def _lifted(limit: Algorithm[Any]) -> Algorithm[Any]:
-    """The limit at the most that can be stated, so that it goes on counting and refuses nothing."""
+    """The limit at its highest possible number, so that it goes on counting and refuses nothing."""
     if isinstance(limit, Composite):
         return type(limit)(dict(zip(limit.names, map(_lifted, limit.parts), strict=True)))
     if isinstance(limit, Ledger):
         return Ledger(_lifted(limit.limit))
     if isinstance(limit, Meter):
-        # So deep that what is in use already, and many calls at one instant, are but a part of it.
+        # So deep that the units in use, and many calls at one instant, are only a small part of it.
         own_us = -(-limit.burst * limit.rate.period_us // limit.rate.limit)
         refill_us = min(MAX_SPAN_US, MAX_COUNT * SECOND_US // MAX_PER_SECOND + own_us)
         return type(limit)(Rate.of(MAX_COUNT, refill_us), MAX_COUNT)
@@ -367,7 +366,7 @@ def _with_limit(
 
 
 def difference(before: Iterable[Override], after: Iterable[Override]) -> Mapping[str | None, tuple[Any, Any]]:
-    """By key, what an override was and is, where that is not the same; None where there is none."""
+    """The overrides that differ: `{key: (before, after)}`, with None for no override."""
     old, new = ({one.key: one for one in overrides} for overrides in (before, after))
     keys = sorted(old.keys() | new.keys(), key=lambda key: key or "")
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
@@ -379,21 +378,21 @@ def without(overrides: Overrides, key: str | None) -> Overrides:
 
 
 def placed(override: Override) -> Callable[[Overrides], Overrides]:
-    """The change that sets an override, instead of any of the same key."""
+    """The change that sets an override and replaces any for the same key."""
     return lambda overrides: (*without(overrides, override.key), override)
 
 
-# queues whose numbers an operator has set
+# queues whose limits an operator has set
 
 
 class _Overridden(LeakyQueue):
-    """What such queues have in common."""
+    """The base of queues whose limits an operator has set: names itself in grants, and may be held."""
 
     __slots__ = ()
     is_set: ClassVar[bool] = True
 
     def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
-        """`reserve` of any queue; its answer names this one."""
+        """`reserve` of the base; the answer names this queue."""
         before = self._held(state, now, asked[2]) if self.is_held else state
         after, granted, life, is_taken = super().reserve(before, now, asked, skew)
         return after if is_taken else state, Grant(*granted)._replace(queue=self), life, is_taken
@@ -419,7 +418,7 @@ class _Overridden(LeakyQueue):
 
 
 class SetQueue(_Overridden):
-    """A LeakyQueue of numbers that an operator has set."""
+    """A LeakyQueue whose limits an operator has set."""
 
     __slots__ = ()
 
@@ -438,7 +437,7 @@ class HeldQueue(SetQueue):
 
 
 class SetAdaptiveQueue(_Overridden, AdaptiveQueue):
-    """An AdaptiveQueue of bounds that an operator has set."""
+    """An AdaptiveQueue whose bounds an operator has set."""
 
     __slots__ = ()
 
@@ -451,7 +450,7 @@ class HeldAdaptiveQueue(SetAdaptiveQueue):
 
 
 def overridden(queue: LeakyQueue, *, is_held: bool = False, **numbers: Any) -> LeakyQueue:
-    """The queue with other numbers, as an operator's; by default with the same."""
+    """An operator's copy of the queue, with `numbers` in place of its own; by default with the same."""
     kinds: Any = (SetAdaptiveQueue, HeldAdaptiveQueue) if queue.adapts else (SetQueue, HeldQueue)
     own = {field: getattr(queue, field) for field in queue.fields} | numbers
     if not queue.adapts:

@@ -1,7 +1,7 @@
 -- needs base exact counting periods
 -- The twin of PeriodCounter in quota.py: same names, same steps.
 --
--- A state is {start, used, opened of each period}, by start; a receipt is an instant of civil time.
+-- A state is {start, used, opened} for each period, flat, by start; a receipt is an instant of civil time.
 
 local PeriodCounter = setmetatable({}, Counting)
 PeriodCounter.__index = PeriodCounter
@@ -65,7 +65,7 @@ function PeriodCounter:earliest(s, at, skew, cost)
         local used, opened = self:found(s, start, ends, at)
         if used + cost <= self.limit then return at end
         local later = math.min(ends - skew, opened + 2 * (ends - start))
-        -- If a double is too short for that instant, it would not get closer.
+        -- If a double cannot hold that instant exactly, the loop would never end.
         if later <= at then damaged() end
         at = later
     end
@@ -144,7 +144,7 @@ function PeriodCounter:debit(s, now, skew, cost)
     local at = math.max(now, self:waits_until(s, now, skew))
     local start, ends = self.periods:bounds(at + skew)
     local used, opened = self:found(s, start, ends, now)
-    -- A debt beyond all counting is cut to the largest number that a double holds exactly.
+    -- A debt is capped at the largest number that a double holds exactly.
     used = math.min(used + cost, Exact.LARGEST)
     return self:settled(self:with(s, now, start, used, opened or start - skew), now, skew, at + skew)
 end
@@ -168,13 +168,13 @@ function PeriodCounter:waits_until(s, at, skew)
     return latest > at and latest or 0
 end
 
--- Whether a period is remembered: until twice its own length has passed. (The difference of the instants
--- comes first, because the sum of all three might exceed 2^53.)
+-- Whether a period is remembered: until twice its own length has passed. (The difference of the instants is
+-- computed first, because the sum of all three might exceed 2^53.)
 function PeriodCounter:remembers(opened, start, ends, now)
     return opened - now + 2 * (ends - start) > 0
 end
 
--- What is remembered of the period from `start` to `ends`: `used, opened`, or 0.
+-- `used, opened` of the period from `start` to `ends`, or 0 if it is not remembered.
 function PeriodCounter:found(s, start, ends, now)
     local index = s and self:place_of(s, start)
     if s and s[index] == start and self:remembers(s[index + 2], start, ends, now) then
@@ -197,7 +197,7 @@ function PeriodCounter:remembers_at(s, index, now)
     return self:remembers(s[index + 2], start, ends, now)
 end
 
--- The state without forgotten periods at its ends, as a table of its own.
+-- A copy of the state without forgotten periods at its ends.
 function PeriodCounter:trimmed(s, now)
     local first, last = 1, #s + 1
     while first < last and not self:remembers_at(s, first, now) do first = first + 3 end
@@ -226,8 +226,8 @@ function PeriodCounter:with(s, now, start, used, opened)
 end
 
 -- How long until the last of the periods ends, if each lasts `times` its length. No period is more than twice
--- as long as another, so one opened much earlier than the newest is not the last. (The difference of the
--- instants comes first.)
+-- as long as another, so a period that was opened much earlier than the newest is not the last. (The difference
+-- of the instants is computed first.)
 function PeriodCounter:longest(s, now, times)
     local newest, longest = 1, 0
     if not s or #s == 0 then return longest end

@@ -1,9 +1,9 @@
 -- needs exact
 -- The twin of periods.py: same names, same steps, if no time zone is set.
 --
--- A script does not know time zones: their boundaries are sent along, in ascending runs, each boundary the
--- end of one period and the start of the next. An instant outside of all runs raises {"beyond", instant}: the
--- caller then sends the boundaries around it, and asks again.
+-- A script does not know time zones: the boundaries of their periods are sent along, in ascending runs, each
+-- boundary the end of one period and the start of the next. An instant outside of all runs raises
+-- {"beyond", instant}: the caller then sends the boundaries around it, and asks again.
 
 local Calendar = {}
 
@@ -69,10 +69,10 @@ Periods.__index = Periods
 Periods.MINUTE_US = 60000000
 Periods.DAY_US = 86400000000
 Periods.FURTHEST = 2^53
--- If boundaries are sent along, a few more periods have to be exact.
+-- If boundaries are sent along, a few periods beyond the instant have to be exact as well.
 Periods.FURTHEST_LISTED = 2^53 - 2^44
 
--- spec: its name, cadence, span, offset in minutes, start of the week, anchor day; of a zone its name,
+-- spec: its name, cadence, span, offset in minutes, start of the week, anchor day; for a time zone its name,
 -- "listed", runs.
 function Periods.new(spec)
     local cadence = spec[2]
@@ -94,7 +94,7 @@ end
 
 function Periods:bounds(civil)
     if self.start <= civil and civil < self.ends then return self.start, self.ends end
-    -- Arguments were checked before: an instant that is too far, or not a number, comes from a state.
+    -- Arguments were checked before: an instant that is too far, or not a number, comes from a damaged state.
     if not (math.abs(civil) <= self.FURTHEST) then damaged() end
     self.start, self.ends = self[self.cadence](self, civil)
     return self.start, self.ends

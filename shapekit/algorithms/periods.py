@@ -1,7 +1,7 @@
 """Periods: divides civil time into months, weeks, days or equal spans.
 
 The boundaries follow a fixed offset from UTC, or a time zone with its daylight saving time. A period begins
-at local midnight: at the first one if the clock shows it twice, at the moment of the change if it is skipped.
+at local midnight: at the first one if the clock shows midnight twice, and at the change if it is skipped.
 
 The date arithmetic is that of the proleptic Gregorian calendar, in integers that a double can hold. Days are
 counted from 1970-01-01. The conversions use 400-year eras and years that begin in March, so that the leap day
@@ -100,8 +100,8 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MOST_KNOWN = 64
 _MOST_FOLLOWED = 2**14
 _LISTED_BEFORE, _LISTED_AFTER = 3, 4
-"""How many periods around an instant are sent to the twin for a time zone. A period is remembered until twice
-its length has passed, and receipts are as old; future slots and clocks a day apart need as many.
+"""How many periods before and after an instant are sent to the twin for a time zone: a period, and a receipt,
+is remembered until twice the period's length has passed; slots lie ahead, and clocks may be a day apart.
 """
 
 
@@ -149,14 +149,14 @@ class Periods(Value):
             week_start=first_weekday,
             anchor_day=anchor_day,
             _zone=None if tz is None else zone_of(tz),
-            # The period asked for last: nearly every call asks for it again.
+            # The period of the last question: nearly every call asks for it again.
             _newest=[(0, 0)],
-            # Some periods by their start, as states refer to them.
+            # A cache of periods by their start, by which states refer to them.
             _by_start={},
         )
 
     def bounds(self, civil_us: int) -> tuple[int, int]:
-        """The instants at which the period of `civil_us` begins and ends."""
+        """When the period that contains `civil_us` begins and ends."""
         known = self._newest[0]
         if known[0] <= civil_us < known[1]:
             return known
@@ -169,8 +169,8 @@ class Periods(Value):
         return found
 
     def following(self, start: int, most: int, least: int, unit: int) -> Following:
-        """The up to `most` periods after the one that begins at `start`, as far as they last at least `least`
-        and are multiples of `unit`.
+        """The up to `most` periods after the one that begins at `start`, before the first that is shorter
+        than `least` or no multiple of `unit`.
         """
         if self.cadence == "fixed":
             return following_spans(self.span_us)(start, most, least, unit)
@@ -187,7 +187,7 @@ class Periods(Value):
         return Following(number, start + number * shortest)
 
     def _followed(self, start: int, most: int, least: int, unit: int) -> Following:
-        """`following` in a time zone: the length of each period is looked at."""
+        """`following` in a time zone, where the length of each period has to be computed."""
         before = begins = start
         looked_at = number = 0
         day = self._days(self._day(start))[1]
@@ -201,7 +201,7 @@ class Periods(Value):
                     break
                 number, before, begins = number + 1, begins, ends
         except (OverflowError, ValueError):
-            pass  # no calendar goes further
+            pass  # the calendar ends here
         return Following(number, before, looked_at)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
@@ -250,7 +250,7 @@ class Periods(Value):
 
     def _day(self, civil_us: int) -> int:
         day = self._local_day(civil_us)
-        # If a zone repeats the end of a day after midnight, the new day has begun for good.
+        # If a zone repeats the end of a day after midnight, the repetition belongs to the new day.
         while self._midnight_us(day + 1) <= civil_us:
             day += 1
         return day
@@ -261,7 +261,7 @@ class Periods(Value):
         try:
             local = datetime.fromtimestamp(civil_us // SECOND_US, self._zone)
         except OSError as error:
-            # The error that other instants beyond all calendars raise.
+            # The same error as for other instants beyond the calendar.
             raise OverflowError("no calendar has this instant") from error
         return local.toordinal() - _EPOCH_DAY
 
@@ -273,7 +273,7 @@ class Periods(Value):
 
 
 def cadence_of(per: object) -> tuple[str, int]:
-    """How periods are divided, and how long equal spans are; 0 by the calendar."""
+    """The cadence that `per` names, and the length of its spans; 0 for those of the calendar."""
     if isinstance(per, str):
         if per in ("month", "week", "day"):
             return per, 0

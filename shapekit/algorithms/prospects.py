@@ -1,15 +1,15 @@
-"""Prospects: when further calls of one cost would leave, without playing each of them through the states.
+"""Prospects: when further calls of one cost would leave, without simulating each of them on the states.
 
-A state keeps all that may still be given back. A forecast gives nothing back: it needs only what makes calls
-wait that follow each other, and most limits can tell that in a few numbers. A call that they delay leaves
+A state keeps everything that may still be given back. A forecast gives nothing back: it only needs what makes
+consecutive calls wait, which most limits can express in a few numbers. A call that they delay leaves
 
 - once enough units before it have left a rolling window: if n calls fit into it, the n-th call before;
 - once a meter has drained;
 - when the next period of a fixed window or a quota begins, if this one is used up;
 
-and not before its place on the grid. So a call takes about a microsecond to play. Once departures repeat
-themselves, shifted in time, the rest is a multiplication. So are periods that are used up alike, one after
-the other, each by calls for which nothing else is left to wait for when it begins.
+and not before its place on the grid. So it takes about a microsecond to simulate a call. Once departures
+repeat themselves, shifted in time, the rest is a multiplication. The same goes for consecutive periods that
+are used up alike, if nothing but the next period delays the calls.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from typing import NamedTuple, TypeAlias
 from shapekit.errors import ConfigError
 
 MAX_EFFORT = 400_000
-"""The most that one forecast does: a fifth of a second. Its unit is a call that one window delays; every
-further limit costs as much, and a period that is entered, its `price`.
+"""The most effort of one forecast, about a fifth of a second. A call that one window delays costs 1, with
+each further limit 1 more; entering a period costs its `price`.
 """
 LOOKED_AT = 8
-"""What it costs to look at a period of a time zone."""
+"""The effort of computing a period of a time zone."""
 PIECE = 2_048
-"""After how many calls it is looked at how much was done."""
+"""How many calls are simulated between two checks of the effort."""
 MOST_UNLIKE = 64
-"""How often it is tried whether periods are used up alike."""
+"""How often periods may turn out not to be used up alike before the forecast stops trying."""
 SHORT = 256
-"""A period that fewer calls use up is short; and the fewest calls after which a repetition is looked for."""
+"""A period that fewer calls use up is short. Also the fewest calls after which to look for a repetition."""
 BEFORE_ALL = -(2**64)
 
 
 class Rolling(NamedTuple):
-    """A rolling window, exact or in ticks of which the oldest counts in full."""
+    """A rolling window: exact, or in ticks, the oldest of which counts in full."""
 
     limit: int
     tick: int
     """Instants count from the beginning of their tick."""
     reach: int
-    """How long after that a unit counts."""
+    """How long a unit counts after that."""
     newest: int
-    """No call comes before this instant."""
+    """No call leaves before this instant."""
     totals: Sequence[int]
     """How many units were charged before, up to and including each earlier instant."""
     leaves: Sequence[int]
-    """When the units up to each total no longer count."""
+    """When the units of each total no longer count."""
 
 
 class Metered(NamedTuple):
-    """A meter: `tail` in 1/q µs, the interval per call and the tolerance in the same units."""
+    """A meter: its `tail`, the interval per call and the tolerance, all in 1/q µs."""
 
     tail: int
     width: int
@@ -63,17 +63,17 @@ class Metered(NamedTuple):
 
 
 class Following(NamedTuple):
-    """Periods that follow each other, none of them too short, each of them a multiple of a unit."""
+    """Consecutive periods, none of them too short, each a multiple of a unit."""
 
     number: int
     start: int
     """When the last of them begins."""
     looked_at: int = 0
-    """How many had to be looked at to tell."""
+    """How many periods had to be computed."""
 
 
 def following_spans(span: int) -> Callable[[int, int, int, int], Following]:
-    """The `following` of periods that are all of one length."""
+    """The `following` function for periods of equal length."""
 
     def following(start: int, most: int, least: int, unit: int) -> Following:
         number = most if least <= span and span % unit == 0 else 0
@@ -97,12 +97,12 @@ class Periodic(NamedTuple):
     come before it.
     """
     following: Callable[[int, int, int, int], Following]
-    """Of a period's beginning, how many periods at most, the least length and a unit: see `Following`."""
+    """The function `following(start, most, least, unit)`: see `Periods.following`."""
     price: int
-    """What it costs to enter a period, in units of effort."""
+    """The effort of entering a period."""
 
     def later(self, ahead: int) -> Periodic:
-        """The same on a timeline that so much is ahead of."""
+        """The same counter, seen from a timeline that it is `ahead` of."""
         known = [(start, used, opened - ahead) for start, used, opened in self.known]
         return self._replace(ahead=self.ahead + ahead, known=known)
 
@@ -111,7 +111,7 @@ Prospect: TypeAlias = Rolling | Metered | Periodic
 
 
 class Pace(NamedTuple):
-    """Where a line stands, in 1/q µs of its grid, and what a call of the forecast's cost takes on it."""
+    """The state of a line, in 1/q µs of its grid, and how much of the grid a call of the forecast takes."""
 
     at: int
     """The present, in µs."""
@@ -120,9 +120,9 @@ class Pace(NamedTuple):
     tail: int
     q: int
     width: int
-    """What a call takes."""
+    """The width of a call."""
     lead: int
-    """How much earlier than its place it may leave."""
+    """How much earlier than its place a call may leave."""
     is_even: bool
     """Whether calls wait for their place; otherwise places only keep them in order."""
 
@@ -130,7 +130,7 @@ class Pace(NamedTuple):
 def departures(pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int) -> tuple[int, int]:
     """When the first and the last of so many calls leave.
 
-    Raises ConfigError if too many would have to be played one by one.
+    Raises ConfigError if too many would have to be simulated one by one.
     """
     simulation = _Simulation(pace, prospects, cost, calls)
     block, span = simulation.cycle()
@@ -160,7 +160,7 @@ def unforeseeable(calls: int, most: int) -> ConfigError:
 
 
 class _Period:
-    """The period of a counter that calls have come to, and what is left of it."""
+    """The period of a counter that the simulation has reached, and what is left of it."""
 
     __slots__ = ("_latest", "_used", "counter", "end", "entered", "is_short", "left", "start")
 
@@ -172,15 +172,15 @@ class _Period:
         self.start = self.end = BEFORE_ALL
         self.left = 0
         self.entered = 0
-        """How many periods were entered."""
+        """How many periods were entered so far."""
 
     def is_known_later(self, due: int) -> bool:
         """Whether there are known periods that begin later than this."""
         return self._latest is not None and self._latest > due + self.counter.ahead
 
     def after(self, due: int, cost: int) -> int:
-        """The first instant from `due` on that is in a period with room for the cost; that is the period of
-        the next charge.
+        """The first instant from `due` on in a period with room for the cost; the next charge goes to that
+        period.
         """
         counter = self.counter
         if self.is_known_later(due):
@@ -195,20 +195,20 @@ class _Period:
         return self.after(self.end, cost)
 
     def move(self, start: int) -> None:
-        """Come to the period that begins then, with as much left of it as of this one."""
+        """Move on to the period that begins at `start`, with as much left as now."""
         ahead = self.counter.ahead
         self.start, self.end = (instant - ahead for instant in self.counter.bounds(start + ahead))
 
 
 class _Simulation:
-    """The departures so far, and what delays the next ones."""
+    """A forecast in progress: the departures so far, and what delays the next ones."""
 
     def __init__(self, pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int) -> None:
         self.dues: list[int] = []
         self._pace, self._cost, self._tail = pace, cost, pace.tail
         windows = [each for each in prospects if isinstance(each, Rolling)]
         self._newest = max([pace.newest, *(window.newest for window in windows)])
-        # A window that all of them fit into delays none.
+        # A window that all calls fit into delays none.
         over = [(window, (0, *window.totals[-1:])[-1] - window.limit) for window in windows]
         self._windows = [
             (window, window.limit // cost, more, window.tick, window.reach)
@@ -222,23 +222,23 @@ class _Simulation:
         self._periods = [_Period(each, is_short=each in self._short) for each in counters]
         self._depth = max([1, *(fits for _, fits, *_ in self._windows)])
         self._is_pushed = False
-        # What a call costs, and what was spent so far.
+        # The effort per call, and the effort so far.
         self._price = len(self._periods) + len(self._meters) + max(1, (1 + len(self._windows)) // 2)
         self._effort = 0
-        # A counter of periods, if it is the only one: its periods may be used up alike.
+        # The counter of periods, if there is only one: its periods may be used up alike.
         self._main = self._periods[0] if len(self._periods) == 1 else None
         self._unlike = 0
-        # When its last period ended, if that was used up, and the next call waits for nothing else.
+        # When its last period ended, if that was used up and nothing else delays the next call.
         self._spent: int | None = None
 
     def play(self, calls: int) -> int:
-        """So many more departures, or fewer if they cost too much; returns how many."""
+        """Simulate this many calls, or fewer if they take too much effort; returns how many."""
         played = 0
         self._is_pushed = False
         while played < calls:
             fits = (MAX_EFFORT - self._effort) // self._price
             if fits < (1 if self._periods else calls - played):
-                # Without periods, the price is known: then nothing is played in vain.
+                # Without periods the effort is known beforehand: stop instead of simulating in vain.
                 return played + max(0, fits)
             piece = min(PIECE, calls - played, fits)
             entered = [period.entered for period in self._periods]
@@ -250,7 +250,7 @@ class _Simulation:
         return played
 
     def until_spent(self) -> int:
-        """How many calls use up the present period of the main counter, or the next one."""
+        """How many calls use up the current period of the main counter, or the next one."""
         main = self._main
         if main is None or self._unlike == MOST_UNLIKE:
             return MAX_EFFORT
@@ -259,10 +259,10 @@ class _Simulation:
         return max(1, (main.left if main.left >= self._cost else main.counter.limit) // self._cost)
 
     def skip(self, calls: int) -> int:
-        """Leave out further periods that are used up as the last one was; returns how many calls they take.
+        """Skip further periods that are used up as the last one was; returns how many calls they take.
 
-        One call waits for each of these periods to begin, and for nothing else: what came before is over. So
-        all that follows is the same in each of them that is not too short.
+        When such a period begins, nothing that came before delays its first call. So the calls of each period
+        that is not too short leave in the same way.
         """
         main, cost = self._main, self._cost
         if main is None or main.left >= cost or self._unlike == MOST_UNLIKE:
@@ -290,7 +290,7 @@ class _Simulation:
         return number * fits
 
     def _idle_from(self) -> int:
-        """From when on a call has nothing to wait for but periods, and leaves no trace of earlier ones."""
+        """From when on only periods delay a call, and the state shows nothing of earlier calls."""
         last = self.dues[-1]
         tails = [(self._tail, self._pace.q)] if self._pace.is_even else []
         for (_, width, tau, q), tail in zip(self._meters, self._drained, strict=True):
@@ -327,10 +327,10 @@ class _Simulation:
         self._tail, self._newest = tail, newest
 
     def cycle(self) -> tuple[int, int]:
-        """After how many calls all of this may repeat itself, and how much later.
+        """After how many calls the departures may repeat themselves, and how much later.
 
-        The limit that is the slowest in the long run decides. The ticks and short periods of the others have
-        to repeat themselves as well; what happens in a long period repeats itself until it ends.
+        The slowest limit in the long run decides. The ticks and short periods of the other limits have to
+        repeat themselves as well; inside a long period, departures repeat themselves until it ends.
         """
         cycles = [(fits, window.reach) for window, fits, *_ in self._windows]
         cycles += [(counter.limit // self._cost, counter.span) for counter in self._short]
@@ -345,10 +345,10 @@ class _Simulation:
         return calls * times, span * times
 
     def standing(self, shift: int) -> list[object] | None:
-        """All that the next departures follow from, `shift` earlier than it is.
+        """All that determines the next departures, moved back by `shift`.
 
-        None if they follow from charges of before, or if a long period ended meanwhile. They do not follow
-        from the present: any call leaves the grid and the meters ahead of it.
+        None if charges from before the forecast determine them, too, or if a long period has ended. The
+        present does not: after any call, the grid and the meters are ahead of it.
         """
         recent = self.dues[-self._depth :]
         if (
@@ -364,7 +364,7 @@ class _Simulation:
         return [[due - shift for due in recent], tails, periods]
 
     def repeat(self, calls: int, span: int, times: int) -> int:
-        """Repeat the last calls up to so many times, each of them `span` later; returns how many times."""
+        """Repeat the last calls up to `times` times, each time `span` later; returns how many times."""
         for period in self._periods:
             if not period.is_short:
                 times = min(times, period.left // (calls * self._cost))
@@ -383,7 +383,7 @@ class _Simulation:
     # inside
 
     def _shift(self, later: int) -> None:
-        """All that the next departures follow from, except periods, is so much later."""
+        """Move everything that determines the next departures, except periods, by `later`."""
         self.dues[:] = [due + later for due in self.dues[-self._depth :]]
         self._newest += later
         self._tail += later * self._pace.q
@@ -391,7 +391,7 @@ class _Simulation:
             self._drained[place] += later * meter.q
 
     def _delayed(self, due: int) -> int:
-        """When a call leaves that may do so from `due` on, for the meters and the periods; charges them."""
+        """When a call that may leave from `due` on leaves under the meters and the periods; charges them."""
         drained, cost, at = self._drained, self._cost, self._pace.at
         for meter, tail in zip(self._meters, drained, strict=True):
             due = max(due, -((meter.tau - tail - meter.width) // meter.q))
@@ -404,7 +404,7 @@ class _Simulation:
             period.left -= cost
             self._is_pushed |= due > free and not period.is_short
         for place, (_, width, tau, q) in enumerate(self._meters):
-            # As its `charge`: a slot delayed by the meter alone is charged from its exact position.
+            # As in `Meter.charge`: a slot delayed by the meter alone is charged from its exact position.
             ready = drained[place] + width - tau
             is_exact = ready > at * q and due == -(-ready // q)
             drained[place] = max(drained[place], ready if is_exact else due * q) + width
