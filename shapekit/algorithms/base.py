@@ -351,7 +351,7 @@ class Algorithm(Value, ABC, Generic[S]):
         return state
 
     def before_run(self, sent: Any) -> S | None:
-        """The state that a run of checks began with, from the short form in which the twin returns it."""
+        """The state that a run of checks began with, from the twin's short form."""
         raise NotImplementedError(self.kind)
 
     def receipt_sent(self, receipt: Receipt) -> Any:

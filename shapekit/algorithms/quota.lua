@@ -1,6 +1,6 @@
 -- needs base
--- The twin of a rolling quota: its window, except that without a `max_wait` no call waits for it. The twin of
--- any other quota is its period counter.
+-- The twin of a rolling quota: its window, but a call without a `max_wait` does not wait for it. The twin of any
+-- other quota is its period counter.
 
 local RollingQuota = {}
 twins["quota"] = RollingQuota

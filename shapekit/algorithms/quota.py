@@ -1,7 +1,7 @@
 """Quota: a budget per month, week or day, and how much of it is used.
 
-A quota counts with a PeriodCounter, with a SpreadCounter where it is to be spent evenly, and with a rolling
-window where no period ends.
+A quota counts with a PeriodCounter; with a SpreadCounter if it is to be spent evenly; with a rolling window
+if it has no periods.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 __all__ = ["Quota", "QuotaUsage"]
 
 _MAX_PERIODS = 2**9
-"""Above this, the two periods before the newest are merged: refunds to the older one are then lost."""
+"""With more periods than this, the two before the newest are merged: refunds to the older one are lost."""
 _UNKNOWN = (0, 0)
 _PRICE, _PRICE_IN_A_ZONE = 6, 30
-"""What it costs a forecast to enter a period; see `prospects`."""
+"""The effort for a forecast to enter a period; see prospects.py."""
 _new = tuple.__new__
 
 Used: TypeAlias = tuple[int, ...]
@@ -57,9 +57,9 @@ which the period began or, if it holds future slots, will begin.
 
 
 class PeriodCounter(Counting[Used]):
-    """At most `limit` units in each period of civil time, however often the date goes back to it.
+    """At most `limit` units in each period of civil time, even if the date goes back to it.
 
-    There are two ways to go back. If `now` is before the instant at which a period was opened, either the
+    Time can go back in two ways. If `now` is before the instant at which a period was opened, either the
     timeline went back or the period holds a future slot: calls wait for it. If `now` is past that instant but
     civil time is not, the date was set back: the counter follows the date.
     """
@@ -84,7 +84,7 @@ class PeriodCounter(Counting[Used]):
         start, end = self.periods.bounds(civil)
         limit = self.limit
         if state and state[-3] == start and state[-1] <= now and (life := self._life_of_all(state, now)):
-            # Inline: this is the hot path of nearly every admitted call.
+            # Written out here: this is the hot path of nearly every admitted call.
             used = state[-2] + cost
             if used > limit:
                 return book, self._decision(state, now, cost, skew), 0, False
@@ -175,7 +175,7 @@ class PeriodCounter(Counting[Used]):
         at = max(now, self._waits_until(state, now, skew))
         start = self.periods.bounds(at + skew)[0]
         used, opened = self.known(state or (), start, now) or (0, start - skew)
-        # A debt beyond all counting is cut to the largest number that a double holds exactly.
+        # A debt is capped at the largest number that a double holds exactly.
         after = self._with(state, now, start, min(used + cost, NEVER_US - 1), opened)
         return self._settled(after, now, skew, at + skew)
 
@@ -189,7 +189,7 @@ class PeriodCounter(Counting[Used]):
         book: dict[int, tuple[int, int]] = {}
         for begun, used, opened in triples(state):
             ended = writer.periods.bounds(begun)[1]
-            # What was used in the present period may all have been used in the new one.
+            # Units of the present period may all have been used within the new one.
             last = civil if begun <= civil < ended else ended - 1
             start = self.periods.bounds(last)[0]
             before, first_opened = book.get(start, (0, opened - begun + start))
@@ -238,7 +238,7 @@ class PeriodCounter(Counting[Used]):
         return ["period_counter", self.limit, self.periods.twin(instants)]
 
     def _waits_until(self, state: Used | None, at: int, skew: int) -> int:
-        """When the latest future period opens: it holds future slots, or the clock went back. 0 if none."""
+        """When the latest future period opens, if it has future slots or the clock went back; else 0."""
         after = place_of(state or (), at + skew + 1)
         latest = max((state or ())[after + 2 :: 3], default=0)
         return latest if latest > at else 0
@@ -294,7 +294,7 @@ class PeriodCounter(Counting[Used]):
         return max([0, *(opened + 2 * self._length(start) - now for start, opened in self._newest(state))])
 
     def _newest(self, state: Used) -> Iterator[tuple[int, int]]:
-        """The start and opening of periods that may end last: none is more than twice as long as another."""
+        """Start and opening of the periods that may end last: none is more than twice as long as another."""
         if state:
             opened = state[2::3]
             newest = max(opened)
@@ -322,20 +322,20 @@ Spread: TypeAlias = tuple[Used, tuple[int, ...]]
 _COLD: Spread = ((), ())
 _NONE: Pace = (0, 0)
 _RECEIPT = 4
-"""The length of a receipt: the civil instant of the charge, its departure, and the pace before it."""
+"""The length of a receipt: the civil instant of the charge, its departure, and the `Pace` before it."""
 
 
 class SpreadCounter(Counting[Spread]):
-    """A period counter that releases units one by one: what is left, evenly over the time that is left.
+    """A period counter that releases the remaining units one by one, evenly over the remaining time.
 
     A charge of `cost` at `due`, before which `left` units were left, takes its part of the time until the
     period's `end`: the next may leave at `due + cost * (end - due) / left`, rounded up to a microsecond. So
     from any instant on, the charges are at most one ahead of the straight line to the end of the period, a
-    caller that idled catches up by the end, and the last unit lasts until then.
+    caller that was idle catches up by the end, and the last unit lasts until then.
 
-    That instant is not stored but follows from the last charge and the count. So units that come back, from
-    whichever call, are spread over the rest as if they had never been charged. A receipt contains the last
-    charge before its own: so the newest charge can be given back too.
+    That instant is not stored but follows from the last charge and the count. So units that are given back,
+    by any call, are spread over the rest as if they had never been charged. A receipt contains the charge
+    before its own, so that the newest charge can be given back as well.
     """
 
     kind: ClassVar[str] = "quota"
@@ -381,11 +381,11 @@ class SpreadCounter(Counting[Spread]):
             ready = self._ready(used, self._pace(state, start, at), end - skew)
             if ready <= at:
                 return at
-            # A new period has a pace of its own, and so does one that is no longer remembered.
+            # A new period starts its own pace, as does a period that is no longer remembered.
             at = min(ready, end - skew, opened + 2 * (end - start))
 
     def spent(self, state: Spread | None, at: int, cost: int, skew: int = 0) -> bool:
-        # A paced call waits for budget that is still there.
+        # Only the counter can be spent: a paced call waits for units that are still left.
         return state is not None and self.counter.spent(state[0], at, cost, skew)
 
     def usage(self, state: Spread | None, now: int, skew: int) -> tuple[int, int]:
@@ -420,8 +420,8 @@ class SpreadCounter(Counting[Spread]):
         start, _ = self.periods.bounds(civil)
         due, units = self._pace(state, start, now)
         if charge and due == charge[0]:
-            # No later charge depends on it: keep what is left of it, or the one before. Of that, some may
-            # have been given back meanwhile, but no more is left than is used.
+            # This is the newest charge: keep the rest of it, or else the one before. A part of that may have
+            # been given back meanwhile, but it cannot be more than is used.
             used, _ = self.counter.known(counted.state or (), start, now) or _UNKNOWN
             due, units = (due, units - cost) if units > cost else (charge[1], min(charge[2], used))
         return self._settled(_paced(state, counted.state or (), start, (due, units)), now, skew)
@@ -435,7 +435,7 @@ class SpreadCounter(Counting[Spread]):
         start, end = self.periods.bounds(civil)
         before = self._pace(state, start, now)
         used, _ = self.counter.known(book, start, now) or (0, 0)
-        # A debt takes its part of the time after what is charged, as a waiting call would.
+        # A debt takes its part of the time after the other charges, as a waiting call would.
         due = max(civil - skew, self._ready(used, before, end - skew))
         after = _paced(state, counted.state or (), start, (due, cost))
         return self._settled(after, now, skew, (civil, due, *before))
@@ -446,7 +446,7 @@ class SpreadCounter(Counting[Spread]):
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Spread:
         if isinstance(writer, PeriodCounter):
-            # Used units stay used; what is left is spread from the next call on.
+            # Used units stay used; the rest is spread from the next call on.
             return self.counter.adopt(state, writer, now, skew), ()
         book, paces = state
         kept = self.counter.adopt(book, writer.counter, now, skew)
@@ -508,13 +508,13 @@ EXACT_WINDOW = 1_000
 """Up to this limit, a rolling window is an exact log; above, a conservative ring."""
 
 _COUNTING = (PeriodCounter, SpreadCounter)
-"""The counters by periods of civil time; the others are rolling windows."""
+"""The counters with periods of civil time; the others are rolling windows."""
 
 _TEXT = re.compile(rf"\s*({COUNT})\s*/\s*(\S.*?)\s*", re.ASCII)
 
 
 def rolling_window(limit: int, window: timedelta) -> SlidingWindowLog | SlidingWindow:
-    """Never more than `limit` in any window: exact if that is cheap, otherwise conservative."""
+    """A window with never more than `limit` units: exact if that is cheap, otherwise conservative."""
     if limit <= EXACT_WINDOW:
         return SlidingWindowLog(limit, window)
     return SlidingWindow(limit, window, conservative=True)
@@ -535,10 +535,10 @@ class Quota(Algorithm[Any]):
     Worst burst: `limit` at the end of one period and `limit` at the start of the next; a `rolling` quota has
     no such boundary.
 
-    With `spread=True` the units are released one by one: what is left, evenly over the time that is left. A
-    call that comes too early waits; only a spent budget is exhausted. A call of a higher cost leaves as any
-    other does, and the next one waits longer. Worst burst: one call, then the limit in what is left of the
-    period, however short: add a rate to bound that.
+    With `spread=True` the remaining units are released one by one, evenly over the remaining time. A call
+    that comes too early waits; the quota is exhausted only when no units are left. A call of a higher cost
+    leaves as any other does, and the next one waits longer. Worst burst: one call, then the limit in the rest
+    of the period, however short: add a rate to bound that.
 
         >>> hourly = Quota("24/day", spread=True)
         >>> charged = hourly.check(None, 0, 1)
@@ -564,7 +564,7 @@ class Quota(Algorithm[Any]):
     anchor_day: int
     """The day on which a month begins."""
     spread: bool
-    """Whether the units are released evenly over what is left of the period."""
+    """Whether the units are released evenly over the rest of the period."""
     counter: Algorithm[Any]
 
     def __init__(
@@ -643,7 +643,7 @@ class Quota(Algorithm[Any]):
     def usage(self, state: Any, now: int, skew: int = 0) -> tuple[int, int]:
         """Units used in the current period, and the civil instant at which it ends.
 
-        A rolling one ends when all units would be free again without further calls.
+        A rolling quota ends when all units would be free again without further calls.
         """
         if isinstance(self.counter, _COUNTING):
             return self.counter.usage(state, now, skew)
@@ -673,17 +673,17 @@ class QuotaUsage(NamedTuple):
     """How much of a quota is used, and how much is left."""
 
     name: str
-    """The name in the `decision` of a refusal: "quota", or in a composite its part's (`outer.inner`)."""
+    """The name in the `decision` of a refusal: "quota", or in a composite the part's name (`outer.inner`)."""
     per: str
     """The period as given to `Quota`: `"month"`, `"fixed:30d"`, `"rolling:30d"`."""
     limit: int
     """Units per period."""
     used: int
-    """Units charged in this period, slots to come included; above `limit` if a call was settled for more."""
+    """Units charged in this period, including future slots; above `limit` if a call was settled for more."""
     remaining: int
-    """The units left. Once a slot of a later period was granted, no call can be put before it."""
+    """Units left. Once a slot of a later period was granted, calls line up behind it and cannot use them."""
     resets_at: float
-    """When the period ends, in epoch seconds; for a rolling one, when all is free without further calls."""
+    """When the period ends, in epoch seconds; for a rolling quota, when all units are free again."""
     resets_in: float
     """Seconds until `resets_at`."""
 
@@ -701,7 +701,7 @@ def quotas_of(program: Algorithm[Any] | LeakyQueue, state: Any, now: int, skew: 
 
 
 def part_of(limit: int, share: object) -> int:
-    """A share of a period's limit; at least one unit."""
+    """A share of a period's limit, but at least one unit."""
     part = int(limit * share_of(share))
     if part < 1:
         raise ConfigError("share", share, f"leaves nothing of a quota of {limit}", "use a larger share")
@@ -719,7 +719,7 @@ def triples(state: Used) -> Iterator[tuple[int, int, int]]:
 
 
 def _paced(state: Spread | None, book: Used, start: int, pace: Pace) -> Spread:
-    """The paces of the periods in a book, with this one set."""
+    """The state with the paces of the periods in a book, and this one set."""
     paces = (state or _COLD)[1]
     place = place_of(paces, start)
     behind = place + 3 if paces[place : place + 1] == (start,) else place

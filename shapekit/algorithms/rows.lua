@@ -1,6 +1,6 @@
 -- needs exact
 -- Rows of whole numbers in one string: each number has eight digits of seven bits, which any client and JSON
--- can carry as text. So a search reads only a few of them, and a change only copies bytes.
+-- can carry as text. So a search decodes only a few of them, and a change only copies bytes.
 
 local Rows = {}
 
@@ -64,7 +64,7 @@ function Rows.replaced(text, width, first, last, rows)
     return sub(text, 1, (first - 1) * width * DIGITS) .. rows .. sub(text, last * width * DIGITS + 1)
 end
 
--- Refuses rows that were read and are malformed or too many.
+-- Raises if rows from a store are malformed or too many.
 function Rows.check(text, width, most)
     local step = DIGITS * width
     if type(text) ~= "string" or #text % step ~= 0 or #text > most * step then damaged() end

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 PAGE = 64
-"""So that few pages hold what a line may remember, and to copy one is little beside the rest of a call."""
+"""The most rows of a page: few pages hold what a line may remember, and to copy one is cheap."""
 _DIGITS = 8
 
 Page: TypeAlias = tuple[Any, ...]
@@ -35,7 +35,7 @@ _first: Callable[[Any], Any] = itemgetter(0)
 
 
 def paged(rows: Sequence[Any]) -> Pages:
-    """The rows in pages, all equally full: of one row too many, no page is left with that row alone."""
+    """The rows in pages, all about equally full: one row too many does not get a page of its own."""
     size = -(-len(rows) // -(-len(rows) // PAGE)) if rows else 1
     return tuple([tuple(rows[at : at + size]) for at in range(0, len(rows), size)])
 
@@ -51,18 +51,18 @@ def count(pages: Pages) -> int:
 
 
 def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
-    """The pages, from and to, that hold the rows around a number; the rows; how many of them begin below."""
+    """The pages, from and to, with the rows around a number; these rows; how many begin below the number."""
     if len(pages) <= 1:
         near = pages[0] if pages else ()
         return 0, 1, near, bisect_left(near, number, key=_first) if near else 0
-    # Where a page begins with the number, the row below it ends the page before.
+    # If a page begins with the number, the row below is the last one of the page before.
     low = max(0, bisect_left(pages, number, key=lambda page: _first(page[0])) - 1)
     near = pages[low] if low + 1 == len(pages) else pages[low] + pages[low + 1]
     return low, low + 2, near, bisect_left(near, number, key=_first)
 
 
 def put(pages: Pages, low: int, high: int, rows: Page) -> Pages:
-    """The pages with some of them replaced by these rows."""
+    """The pages with those from `low` to `high` replaced by these rows."""
     if 0 < len(rows) <= PAGE:
         return (*pages[:low], rows, *pages[high:])
     return (*pages[:low], *paged(rows), *pages[high:])
@@ -90,7 +90,7 @@ def mapped(pages: Pages, change: Callable[[Any], Any]) -> Pages:
 
 
 def inspect(pages: Any, width: int, most: int) -> None:
-    """Refuse rows that were read and are malformed or too many."""
+    """Raise if rows from a store are malformed or too many."""
     if count(pages) > most or not all(pages):
         raise ValueError("these are too many rows, or none")
     for row in flat(pages):

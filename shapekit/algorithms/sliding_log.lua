@@ -3,7 +3,7 @@
 --
 -- A state is {how many entries are old, base, entries}. Entries are one string: the time and the total of
 -- each, as numbers of eight digits of seven bits, which any client and JSON can carry as text. So a search
--- reads only a few of them, and a call only copies bytes. Totals go on where Python starts from zero again: a
+-- decodes only a few of them, and a call only copies bytes. Totals are not reset when Python resets them: a
 -- total in Python is a total here minus the base. A receipt is the instant of the charge.
 
 local SlidingLog = setmetatable({}, Counting)
@@ -11,14 +11,14 @@ SlidingLog.__index = SlidingLog
 SlidingLog.check = Counting.check_window
 twins.sliding_log = SlidingLog
 SlidingLog.COLD = {0, 0, ""}
--- Above this total, counting starts again, so that it stays exact.
+-- Above this total, all totals are lowered by what has expired, so that they stay exact.
 SlidingLog.MOST = 2^52
 
 do
     local digits_of, number_at, floor = Rows.digits_of, Rows.number_at, math.floor
     local ENTRY, TIME, TOTAL = 16, -15, -7
 
-    -- How many entries have at most `most` in this ascending field.
+    -- How many entries are not above `most` in this ascending field.
     local function up_to(entries, field, most)
         local low, high = 0, #entries / ENTRY
         while low < high do
@@ -101,7 +101,7 @@ function SlidingLog:earliest(s, at, skew, cost)
     if not s or s[3] == "" then return at end
     local count = self.count(s)
     local first = math.max(at, self.time_at(s, count))
-    -- The call fits once at most limit - cost units are left: find the last entry that must expire.
+    -- The call fits when at most limit - cost units still count: find the last entry that has to expire.
     local must_go = self.total_at(s, count) + cost - self.limit
     if must_go <= s[2] then return first end
     return math.max(first, self.time_at(s, self.until_total(s, must_go - 1) + 1) + self.window)
@@ -154,7 +154,7 @@ function SlidingLog:entered(log, at, gone, total)
         return {old, base, self.slice(log, 1, count - 1) .. self.entry(at, total)}
     end
     if count - old < self.most_recent then return {old, base, log[3] .. self.entry(at, total)} end
-    -- Make the recent part old, drop what has expired, and count from there.
+    -- Make the recent part old, and drop expired entries: the base is their total.
     local stale = self.until_total(log, gone)
     if total > self.MOST then
         return {count - stale, 0, self.lowered(log, stale + 1, gone) .. self.entry(at, total - gone)}

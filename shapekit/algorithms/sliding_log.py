@@ -39,8 +39,8 @@ _new = tuple.__new__
 class SlidingWindowLog(Window[Log]):
     """Never more than `limit` units in any half-open window, wherever it begins.
 
-    Counts and waits are exact. In return the state grows with the limit, which is therefore bounded: above
-    10,000, use `SlidingWindow(…, conservative=True)`.
+    Counts and waits are exact. In return the state grows with the limit, which is therefore at most 10,000:
+    above that, use `SlidingWindow(…, conservative=True)`.
 
         >>> log = SlidingWindowLog("2/s")
         >>> state = log.check(log.check(None, 0, 1).state, 700_000, 1).state
@@ -97,7 +97,7 @@ class SlidingWindowLog(Window[Log]):
             return at
         old_times, old_totals, times, totals = state
         first = max(at, times[-1])
-        # The call fits once at most limit - cost units are left: find the last entry that must expire.
+        # The call fits when at most limit - cost units still count: find the last entry that has to expire.
         must_go = totals[-1] + cost - self.limit
         if must_go <= 0:
             return first
@@ -206,7 +206,7 @@ class SlidingWindowLog(Window[Log]):
             return old_times, old_totals, times, (*totals[:-1], total)
         if len(times) < _RECENT:
             return old_times, old_totals, times + (at,), totals + (total,)  # noqa: RUF005 - it is quicker
-        # Merge the recent part into the old one, drop what has expired, and count from there.
+        # Merge the recent part into the old one, drop expired entries, and lower the totals by theirs.
         stale = bisect_right(old_totals, gone)
         kept = [old_total - gone for old_total in old_totals[stale:]]
         kept += [recent - gone for recent in totals if recent > gone]

@@ -1,8 +1,8 @@
 -- needs base exact counting
 -- The twin of sliding_window.py: same names, same steps.
 --
--- A state is {the newest tick's number, the counts of the ticks, newest first, and the number and the count
--- of each older tick that still counts now}; empty is cold. A receipt is the instant of the charge.
+-- A state is {the newest tick's number, the counts of the ticks, newest first, then the number and the count of
+-- each older tick that still counts now}; empty is cold. A receipt is the instant of the charge.
 
 local SlidingWindow = setmetatable({}, Counting)
 SlidingWindow.__index = SlidingWindow
@@ -73,7 +73,7 @@ function SlidingWindow:earliest(s, at, skew, cost)
         local oldest = ring[2 + age] or 0
         if room >= oldest then return math.max(at, start) end
         if room > 0 and not self.conservative then
-            -- The oldest weighs oldest * (width - elapsed) / width, which must fit into room.
+            -- The oldest tick counts oldest * (width - elapsed) / width units, which must fit into room.
             local elapsed = width - Exact.part(width, room, oldest)
             if elapsed < width then return math.max(at, start + elapsed) end
         end
@@ -153,7 +153,7 @@ end
 
 -- inside
 
--- The ring with `tick` as its newest, unless that is in its past, and at most `size` ticks.
+-- The ring moved on to `tick`, unless its newest is later, with at most `size` ticks.
 function SlidingWindow:turned(s, tick, size)
     if not s or #s == 0 then return {tick, 0} end
     local ahead = tick - s[1]
@@ -173,7 +173,7 @@ function SlidingWindow:entered(ring, cost)
     return after
 end
 
--- A copy, because `unpack` is limited to fewer elements.
+-- A copy; `unpack` cannot return as many elements.
 function SlidingWindow:copied(ring)
     local copy = {}
     for place = 1, #ring do copy[place] = ring[place] end
@@ -208,7 +208,7 @@ function SlidingWindow:with_older(ring, tick, now)
     return after
 end
 
--- The ring with its newest non-empty tick as the newest, or that of `now` if that is newer.
+-- The ring with its newest non-empty tick as the newest, or the tick of `now` if that is newer.
 function SlidingWindow:retracted(ring, now)
     local first = self.buckets + 3
     local last = math.min(#ring, first - 1)

@@ -30,8 +30,8 @@ Ring: TypeAlias = tuple[int, ...]
 
 MAX_BUCKETS = 1_000
 _MAX_AHEAD = 2**10
-"""How many older ticks are kept in case slots ahead are given back. Above this, the newest of them are
-merged: refunds to the others are lost.
+"""How many older ticks are kept in case future slots are given back. Beyond that, the newest of them are
+merged into one: refunds to the others are lost.
 """
 _MOST_OWED = 1_000 * MAX_COUNT
 _new = tuple.__new__
@@ -42,11 +42,11 @@ class SlidingWindow(Window[Ring]):
 
     The window is divided into `buckets` ticks. The estimate is the sum of the newest `buckets` ticks, plus
     the one before them weighted by how much of it the window still covers, as if its calls had been spread
-    evenly. They need not have been, so the error is at most the content of that one tick, in either
-    direction. `buckets=1` is the two-counter estimator, `current + previous * (window - elapsed) / window`.
+    evenly. They may not have been, so the error is at most the content of that one tick, in either direction.
+    `buckets=1` is the two-counter estimator, `current + previous * (window - elapsed) / window`.
 
-    `conservative=True` counts the oldest tick in full: never more than `limit` in any window, and a unit is
-    held for at most `1/buckets` of a window too long.
+    `conservative=True` counts the oldest tick in full: never more than `limit` in any window, but a unit
+    counts for up to `1/buckets` of a window too long.
 
         >>> window = SlidingWindow(50, "1m", buckets=1)
         >>> state = window.debit(None, 0, 42).state
@@ -56,7 +56,7 @@ class SlidingWindow(Window[Ring]):
 
     A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and the counts
     of the ticks, newest first, as far back as the window reaches; then the number and the count of each older
-    tick that still counts now, because slots ahead may be given back. Calls in a tick before the newest (time
+    tick that still counts now, in case future slots are given back. Calls in a tick before the newest (time
     went back, or the newest holds future slots) wait for it.
     """
 
@@ -146,7 +146,7 @@ class SlidingWindow(Window[Ring]):
             if room >= oldest:
                 return max(at, start)
             if room > 0 and not self.conservative:
-                # The oldest weighs oldest * (width - elapsed) / width, which must fit into room.
+                # The oldest tick counts oldest * (width - elapsed) / width, which must fit into room.
                 elapsed = width - room * width // oldest
                 if elapsed < width:
                     return max(at, start + elapsed)
@@ -205,7 +205,7 @@ class SlidingWindow(Window[Ring]):
     ) -> Outcome[Ring]:
         tick = now // self._width
         ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
-        # A debt that no wait repays is not counted further: the twin's sums stay exact in a double.
+        # A debt so large that no wait repays it does not grow: the twin's sums stay exact in a double.
         owed = cost if sum(ring[1 : self.buckets + 2]) < _MOST_OWED else 0
         after = (ring[0], ring[1] + owed, *ring[2:])
         return self._settled(after, now, receipt=max(now, ring[0] * self._width))
@@ -224,9 +224,9 @@ class SlidingWindow(Window[Ring]):
         return self._placed((when(at), count) for at, count in self.entries(state, newest))
 
     def entries(self, state: Ring, now: int) -> Iterator[tuple[int, int]]:
-        """The latest instants at which units may have been admitted, oldest first.
+        """The latest instants at which units may have been admitted, with their number, oldest first.
 
-        What did not wait for a later tick was admitted by `now`.
+        Units of the present tick were admitted by `now`.
         """
         first = self.buckets + 2
         ticks = [*zip(state[first::2], state[first + 1 :: 2], strict=True)][::-1]
@@ -257,7 +257,7 @@ class SlidingWindow(Window[Ring]):
         ring: Ring = ()
         for at, count in entries:
             tick = at // self._width
-            # All older ticks are kept: the newest slot may be given back.
+            # All older ticks are kept, in case the newest slot is given back.
             ring = self._with_older(ring, tick, 0) if ring else (tick, 0)
             ring = (ring[0], ring[1] + count, *ring[2:])
         return ring
@@ -266,7 +266,7 @@ class SlidingWindow(Window[Ring]):
         return (charged_at // self._width + self.buckets + 1) * self._width
 
     def _turned(self, ring: Ring, tick: int, size: int) -> Ring:
-        """The ring with `tick` as its newest, unless that is in its past, and at most `size` ticks."""
+        """The ring moved on to `tick`, unless its newest is later, with at most `size` ticks."""
         ahead = tick - ring[0]
         if ahead <= 0:
             return ring
@@ -297,7 +297,7 @@ class SlidingWindow(Window[Ring]):
         return (*turned, *(0,) * (size + 1 - len(turned)), *older)
 
     def _retracted(self, ring: Ring, now: int) -> Ring:
-        """The ring with its newest non-empty tick as the newest, or that of `now` if that is newer."""
+        """The ring with its newest non-empty tick as the newest, or the tick of `now` if that is newer."""
         first = self.buckets + 2
         size = len(ring[1:first])
         off = next((age for age in range(size) if ring[age + 1]), size)

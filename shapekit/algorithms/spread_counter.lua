@@ -1,9 +1,8 @@
 -- needs base exact counting periods period_counter
 -- The twin of SpreadCounter in quota.py: same names, same steps.
 --
--- A state is {the state of the counter, {start, due, cost of the last charge in each of its periods}}; a
--- receipt is {civil time, due, due and cost of the charge before}. The dictionary of paces is that list as
--- well.
+-- A state is {the state of the counter, {start, due, cost of the last charge, for each of its periods}}; a receipt
+-- is {civil time, due, due and cost of the charge before}.
 
 local SpreadCounter = setmetatable({}, Counting)
 SpreadCounter.__index = SpreadCounter
@@ -55,7 +54,7 @@ function SpreadCounter:earliest(s, at, skew, cost)
         local due, units = self:pace_of(s, start, ends, at)
         local ready = self:ready(used, due, units, ends - skew)
         if ready <= at then return at end
-        -- A new period has a pace of its own, and so does one that is no longer remembered.
+        -- A new period starts its own pace, as does a period that is no longer remembered.
         local later = math.min(ready, ends - skew, opened + 2 * (ends - start))
         if later <= at then damaged() end
         at = later
@@ -63,7 +62,7 @@ function SpreadCounter:earliest(s, at, skew, cost)
 end
 
 function SpreadCounter:spent(s, at, skew, cost)
-    -- A paced call waits for budget that is still there.
+    -- Only the counter can be spent: a paced call waits for units that are still left.
     return s and self.counter:spent(s[1], at, skew, cost) or false
 end
 
@@ -94,8 +93,8 @@ function SpreadCounter:given_back(s, now, skew, cost, receipt, has_passed)
     local start, ends = self.periods:bounds(civil)
     local due, units = self:pace_of(s, start, ends, now)
     if charged and due == charged then
-        -- No later charge depends on it: keep what is left of it, or the one before. Of that, some may have
-        -- been given back meanwhile, but no more is left than is used.
+        -- This is the newest charge: keep the rest of it, or else the one before. A part of that may have been
+        -- given back meanwhile, but it cannot be more than is used.
         units = units - cost
         if units <= 0 then
             local used = self.counter:found(counted, start, ends, now)
@@ -111,7 +110,7 @@ function SpreadCounter:debit(s, now, skew, cost)
     local start, ends = self.periods:bounds(civil)
     local before_due, before_cost = self:pace_of(s, start, ends, now)
     local used = self.counter:found(s and s[1], start, ends, now)
-    -- A debt takes its part of the time after what is charged, as a waiting call would.
+    -- A debt takes its part of the time after the other charges, as a waiting call would.
     local due = math.max(civil - skew, self:ready(used, before_due, before_cost, ends - skew))
     local after = {counted, self:paced(s, counted, start, due, cost)}
     return self:settled(after, now, skew, {civil, due, before_due, before_cost})

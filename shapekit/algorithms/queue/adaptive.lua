@@ -1,9 +1,9 @@
 -- needs exact queue/queue
 -- The twin of adaptive.py: same names, same steps.
 --
--- A state is {tail, tail_rest, newest, generation, number, book, anchor, virtual, law}. Grants are those of
--- the queue at the highest rate, whose time is what the clock shows. Tempo is the clock that a hold stops. A
--- law is {share, ceiling, low, progress, since, told, streak, cap, cap_at}.
+-- A state is {tail, tail_rest, newest, generation, number, book, anchor, virtual, law}. Grants are those of the
+-- queue at the highest rate, which runs on the clock's time. Tempo is that clock; a hold stops it. A law is
+-- {share, ceiling, low, progress, since, told, streak, cap, cap_at}.
 
 local Tempo = {}
 
@@ -160,8 +160,8 @@ local function parted(s)
 end
 
 -- The answer to an admitted call is {wait, due, departs_at, held, cost, generation, number, start,
--- start_rest, the tail, its rest and the newest departure before it, what the clock shows, its share}; that
--- to a refused one is {wait, now, held, cost, decision}.
+-- start_rest, the tail, its rest and the newest departure before it, what the clock shows, its share}; the answer
+-- to a refused call is {wait, now, held, cost, decision}.
 function AdaptiveQueue:reserve(s, now, skew, cost, max_wait, nonce)
     if max_wait then whole("max_wait", max_wait, 0, Exact.LARGEST) end
     local line, anchor, virtual, law = self:known(s, now, nonce)
@@ -330,7 +330,7 @@ end
 
 function AdaptiveQueue:stopped(line, anchor, virtual, law, now, length)
     local at = Tempo.shown(anchor, virtual, Aimd.present(law), now)
-    -- What an idle queue could have sent at once, it may not send when the hold ends.
+    -- An idle queue must not send at once, when the hold ends, what it has saved.
     local idle, idle_rest = self.grid:spread(self.grid.burst - 1)
     local stopped = {unpack(line)}
     stopped[1], stopped[2] = Exact.later(line[1], line[2], at + idle, idle_rest)

@@ -1,16 +1,16 @@
 """AdaptiveQueue: a LeakyQueue with an adaptive rate, which may change while calls wait.
 
 It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo); the
-share is found from the outcomes of calls (AIMD). Its grid, places and order are those of the LeakyQueue, and
-so are cancel and settle. Only instants are translated: `now` to what the clock shows, and a departure back to
-the first real instant at which the clock shows it.
+share is found from the outcomes of calls (AIMD). Grid, places and order, cancel and settle are those of the
+LeakyQueue. Only instants are translated: `now` to what the clock shows, and a departure back to the first
+real instant at which the clock shows it.
 
-So a lower rate delays all waiting calls, in order, and a higher one moves them forward. A waiting call goes
-by the state of the key, which includes how the clock runs. A call that hears late of a higher rate leaves
-late: in any span of real time, as many calls leave as the clock grants in a span that is longer by that
-delay.
+So a lower rate delays all waiting calls, in order, and a higher one moves them forward. A waiting call
+computes its departure from the state of the key, which includes how the clock runs. A call that learns late
+of a higher rate leaves late: in any span of real time, as many calls leave as the clock grants in a span that
+is longer by that delay.
 
-What was learned is kept for an hour after the last call would have left; then the key is cold.
+A learned rate is kept for an hour after the last call would have left; then the key is cold.
 
 AIMD: lowers the rate when the server refuses, and raises it when calls succeed.
 
@@ -19,10 +19,10 @@ starts an incident: refusals of calls that left before the lower rate took effec
 and so do all refusals before the next success. Incidents in quick succession lower the rate by more each
 time.
 
-After that, the rate grows with `progress`: time spent succeeding. A call that had to wait for its slot is
-worth 0.2 s of it, so that slow rates grow per call and fast ones over time. The rate returns to the ceiling
-on a curve that is steep at first and flat there, bends up beyond it and, if it meets no ceiling again, climbs
-ever faster. Until there is a ceiling, it doubles about every two seconds.
+After that, the rate grows with `progress`: time spent succeeding. A call that had to wait for its slot adds
+at most 0.2 s, so that slow rates grow per call and fast ones over time. The rate returns to the ceiling on a
+curve that is steep at first and flat at the ceiling, bends up beyond it and, if no ceiling is met again,
+climbs ever faster. Until a ceiling is known, the rate doubles about every two seconds.
 
 Tempo: a clock that runs at a share of the speed of real time, and that a hold stops.
 
@@ -94,31 +94,31 @@ def real(anchor: int, virtual: int, share: int, time: int) -> int:
 
 
 Law: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
-"""share; ceiling (0 if unknown) and the share it was lowered to; progress in µs; when calls must have left to
-count as new; when success was last reported; how many incidents in a row; the cap that the server states, and
-when the call left whose answer stated it.
+"""share; ceiling (0 if unknown) and the share that the rate was lowered to; progress in µs; since when calls
+must have left to count as new; when success was last reported; how many incidents in a row; the cap that the
+server states, and when the call left whose response stated it.
 """
 
 KEPT = (256, 236, 218, 192)
-"""What is kept of a rate, in 1/256, by the number of incidents in a row: all, 92 %, 85 %, 75 %."""
+"""The part of the rate that is kept, in 1/256, by the number of incidents in a row: all, 92 %, 85 %, 75 %."""
 IN_A_ROW = len(KEPT) - 1
-"""The highest number of incidents that is counted."""
+"""The highest number of incidents in a row that makes a difference."""
 NEARER = 246
-"""What is kept of a ceiling, in 1/256, if it was met before the last one was reached again: 96 %."""
+"""The part of a ceiling that is kept, in 1/256, if it was met below the last one: 96 %."""
 SOON_AGAIN_US = 6_000_000
-"""An incident after less progress than this counts as in a row with the last one."""
+"""An incident after less progress than this counts as in a row with the one before."""
 WORTH_US = 200_000
 """The progress of one success."""
 STRIDE_US = 2_000_000
 """The most progress per report."""
 GRACE_US = 50_000
-"""How long it takes until every call that is about to leave knows of a change."""
+"""How long it takes until every call that is about to leave knows of a new rate."""
 PLATEAU_US = 20_000_000
 """The progress after which the ceiling is reached again."""
 STEPS = 128
 """The number of steps of the curve up to there."""
 BEYOND = 20
-"""How far beyond the ceiling the curve is after as much progress again, in 1/256: 8 %."""
+"""How far above the ceiling the curve is after as much progress again, in 1/256: 8 %."""
 CLIMB_US = 30_000_000
 """After that, and while there is no ceiling, the rate grows by `progress / this` of itself."""
 START_US = 3_000_000
@@ -130,7 +130,7 @@ def cold_law(least: int) -> Law:
 
 
 def inspect_law(law: Any) -> None:
-    """Refuse a law that was read and that these functions cannot have made."""
+    """Raise if a law from a store cannot have been made by these functions."""
     share, ceiling, low, progress, since, told, streak, cap, cap_at = law
     sum((since, told, cap_at))
     is_sound = (
@@ -156,14 +156,14 @@ def after_refusal(law: Law, now: int, left: int, until: int, least: int) -> Law:
         return share, ceiling, low, progress, max(since, until), told, streak, cap, cap_at
     met = min(share, cap)
     if not ceiling:
-        streak = IN_A_ROW  # it doubles within seconds, and is far beyond the ceiling by the time of a refusal
+        streak = IN_A_ROW  # the rate doubles within seconds, and is far above the ceiling when it is refused
     elif progress < SOON_AGAIN_US:
         streak = min(streak + 1, IN_A_ROW)
     else:
         streak = 1
     lowered = max(least, met * KEPT[streak] // KEPT[0])
     if ceiling and progress < PLATEAU_US:
-        # Below the assumed ceiling: the real one is even lower than where it was met.
+        # Refused below the assumed ceiling: the real one is lower still.
         met = met * NEARER // KEPT[0]
     return lowered, max(lowered, met), lowered, 0, max(until, now + GRACE_US), now, streak, cap, cap_at
 
@@ -191,7 +191,7 @@ def after_success(law: Law, now: int, count: int, left: int) -> Law:
 
 
 def after_statement(law: Law, cap: int, left: int) -> Law:
-    """The law after the answer to a call that left at `left` has stated the most that the server allows."""
+    """The law after the response to a call that left at `left` stated the highest rate that is allowed."""
     if left < law[8]:
         return law
     return (*law[:7], cap, left)
@@ -211,7 +211,7 @@ class Adaptive(Value):
     __slots__ = fields = ("min", "max")
 
     min: Rate
-    """The rate at the start, and the lowest that it finds by itself."""
+    """The rate at the start, and the lowest that shapekit sets by itself."""
     max: Rate
     """The rate that is never exceeded."""
 
@@ -244,15 +244,15 @@ KEPT_US = 3_600 * SECOND_US
 """How long a learned rate is kept after the last call."""
 
 Steered: TypeAlias = tuple[int, int, int, int, Book, int, int, Law]
-"""tail (in 1/q µs), newest departure, generation, number, what was given back; the clock's anchor and what it
-showed there; the law.
+"""tail (in 1/q µs), newest departure, generation, number, book; the clock's anchor, and what the clock showed
+there; the law.
 """
 Learned: TypeAlias = tuple[int, int, int]
 """The share before and after, and how long the key is held."""
 
 
 class AdaptiveQueue(LeakyQueue):
-    """The promises of one shaper with an adaptive rate: two bounds and a burst."""
+    """The limits of one shaper with an adaptive rate: two bounds and a burst."""
 
     kind: ClassVar[str] = "adaptive_queue"
     adapts: ClassVar[bool] = True
@@ -452,7 +452,7 @@ class AdaptiveQueue(LeakyQueue):
     def stated(
         self, state: Any, now: int, share: int, age: int, nonce: int, skew: int = 0
     ) -> tuple[Any, Learned, int, bool]:
-        """The answer to a call that left `age` ago states the highest rate that the server allows."""
+        """The response to a call that left `age` ago states the highest rate that the server allows."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         after = after_statement(law, share, now - age)
         return self._steered(line, anchor, virtual, law, after, now, present(law))
@@ -535,7 +535,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def _remembered(self, state: Any, now: int) -> Steered | None:
         """The state, unless it is so old that it is forgotten."""
-        # It lasts for as long after the anchor, which is where the rate has changed last.
+        # It also lasts for KEPT_US after the anchor, where the rate has changed last.
         forgotten = state is None or (state[5] + KEPT_US <= now and self._lasts(state, now) == 0)
         return None if forgotten else state
 
@@ -561,7 +561,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def _stopped(self, line: Line, anchor: int, virtual: int, law: Law, now: int, length: int) -> Steered:
         at = shown(anchor, virtual, present(law), now)
-        # What an idle queue could have sent at once, it may not send when the hold ends.
+        # An idle queue must not send at once, when the hold ends, what it has saved.
         idle = at * self.q + self.p * (self.burst - 1)
         return self._joined((max(line[0], idle), *line[1:]), now + length, at, law)
 
@@ -582,7 +582,7 @@ def _parted(state: Steered) -> tuple[Line, int, int, Law]:
 
 
 class _Lesson(Operation):
-    """An operation that learns from an answer; without a store to keep it, nothing is learned."""
+    """An operation that learns from a response; while the store is gone, nothing is learned."""
 
     def __init__(self, name: str) -> None:
         self.name = name

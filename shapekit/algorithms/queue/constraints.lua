@@ -95,7 +95,7 @@ function Constraints:refund_last(states, due, cost, receipts, shift, skew, now, 
     return after
 end
 
--- Gives one unit back to each of these departures, which ascend.
+-- Gives back one unit of each of these departures, which ascend.
 function Constraints:refund_many(states, dues, aligned, civil, shift, skew, now, call)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
@@ -159,7 +159,8 @@ function Constraints:shifted(states, moved, shift, skew)
     return after
 end
 
--- How much sooner, as far as asked, calls may leave so that no window of real time sees more than its limit.
+-- How much sooner than now, up to what `moved` asks for, calls may leave so that no window of real time sees more
+-- than its limit.
 function Constraints:sooner(states, moved, shift, skew)
     local by = -moved.by
     local function tight(back)
@@ -175,7 +176,7 @@ function Constraints:sooner(states, moved, shift, skew)
     end
     local found = tight(by)
     if #found == 0 then return by end
-    -- In the next window, or at the same place in a later one.
+    -- Move the calls to the next window, or else to the start of a later one.
     local soonest, later = by, by
     for _, one in ipairs(found) do
         local limit, at = unpack(one)
@@ -240,13 +241,13 @@ function Constraints:own_shift(index, states, moved, shift, skew)
     return own, self.aligned[index] and skew or offset + moved.by
 end
 
--- A table of the states, for as many receipts.
+-- A copy of the states; raises if there are not as many receipts.
 function Constraints:checked(states, receipts)
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     return {unpack(states)}
 end
 
--- Whether an algorithm counts by real or civil time, which goes on in a hold.
+-- Whether an algorithm counts by real or civil time, which go on in a hold.
 function Constraints:is_real(index)
     return self.aligned[index] or self.civil[index]
 end
@@ -263,8 +264,8 @@ function Constraints:timeline(index, shift, skew)
     return 0, shift + skew
 end
 
--- The receipt of a call after a hold has moved it; false if a hold was ended since, and it may be counted in an
--- earlier window than the receipt tells.
+-- The receipt of a call after a hold has moved it; false if a hold was ended since then, so that the call may count
+-- in an earlier window than the receipt says.
 function Constraints:counted_at(index, due, receipt, shift, skew, call)
     if type(receipt) ~= "number" or not (self.aligned[index] or self.civil[index]) then return receipt end
     local limit, leaves = self.algorithms[index], due + shift + (self.aligned[index] and 0 or skew)

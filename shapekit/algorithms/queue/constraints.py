@@ -1,4 +1,4 @@
-"""Constraints: further limits on a departure, charged all together or not at all."""
+"""Constraints: the further limits of a queue, beside its pace. A departure charges all of them or none."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from shapekit.rate import SECOND_US, Rate, Value, exactly, whole
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
 Ahead: TypeAlias = tuple[int, int, int]
-"""How far real time is ahead of the queue's, in a hold at its end; how far civil time of real time; and real
-time now, which the end of a hold may be far ahead of.
+"""Three instants and distances: how far real time is ahead of the queue's time (in a hold, at its end); how
+far civil time is ahead of real time; and real time now, which may be far before the end of a hold.
 """
 
 Call: TypeAlias = Literal["waits", "left", "changed"]
-"""What is known of a call that gives back: it waits for its slot, or has left; or limits have changed since
-it may have been charged.
+"""What is known of a call whose units are given back: it waits for its slot, or has left; or limits may have
+changed since it was charged.
 """
 _JITTER_US = SECOND_US
 """Civil time is measured anew at each decision, and may be ahead by a little more or less."""
 
 _Asked: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]], Algorithm[Any] | None]
-"""What each departure asks of an algorithm: whether it is aligned, its `earliest` and `charge`, and itself if
-it can be spent.
+"""What each departure needs of an algorithm: whether it is aligned, its `earliest` and `charge`, and the
+algorithm itself if it can be spent.
 """
 
 
@@ -49,7 +49,7 @@ class Constraints(Value):
     civil: bool
     cold: tuple[None, ...]
     save_nothing: bool
-    """Whether all of them count past calls for a while: others would save up for a burst in a hold."""
+    """Whether no algorithm saves up for a burst in a hold: windows and quotas do not, meters do."""
     _asked: tuple[_Asked, ...]
 
     def __init__(self, rates: Sequence[Rate], part: Fraction, gates: Sequence[Algorithm[Any]]) -> None:
@@ -71,17 +71,17 @@ class Constraints(Value):
         )
 
     def max_cost(self, otherwise: int) -> int:
-        """The largest cost that all of them can ever admit."""
+        """The largest cost that all algorithms can ever admit."""
         return min([otherwise, *(algorithm.max_cost for algorithm in self.algorithms)])
 
     def departure(self, states: States, at: int, cost: int, ahead: Ahead) -> tuple[int, Decision | None]:
-        """The first instant from `at` on that all admit; the decision of a spent budget, if one moved it."""
+        """The first instant from `at` on that all admit, and the denial of a spent quota that delays it."""
         shift, skew, _ = ahead
         due = at
         told: Decision | None = None
         while True:
             later = due
-            # `timeline` is written out: this is the path of every call.
+            # `timeline` is written out here: this is the path of every call.
             for (aligned, earliest, _, limit), before in zip(self._asked, states):  # noqa: B905 - for speed
                 real, civil = (shift, skew) if aligned else (0, shift + skew)
                 if limit is not None and told is None and limit.spent(before, later + real, cost, civil):
@@ -95,7 +95,7 @@ class Constraints(Value):
             due = later
 
     def prospects(self, states: States, cost: int, ahead: Ahead) -> Sequence[Prospect] | None:
-        """What delays further calls of this cost, on the queue's time; None if only playing them can tell."""
+        """What delays further calls of this cost, on the queue's time; None if they have to be simulated."""
         found = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             real, skew = timeline(algorithm, ahead)
@@ -171,7 +171,7 @@ class Constraints(Value):
         ahead: Ahead,
         call: Call = "waits",
     ) -> States:
-        """The states after one unit is given back to each of these departures, which ascend."""
+        """The states after one unit of each of these departures, which ascend, is given back."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             since, skew = _present(algorithm, ahead)
@@ -185,14 +185,14 @@ class Constraints(Value):
         return tuple(after)
 
     def offsets(self, due: int, receipts: Receipts) -> tuple[int, int] | None:
-        """How far time was ahead when this departure was charged: that of aligned limits, and civil time.
+        """How far the time of aligned limits, and civil time, were ahead when this departure was charged.
 
         None if a receipt contains more than its instant.
         """
         ahead = [0, 0]
         for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
             if not isinstance(receipt, int) or receipt < 0 or algorithm.together(receipt) is None:
-                return None  # or nothing, where the call was moved away
+                return None  # or without a receipt, because the call was moved
             if algorithm.aligned or algorithm.civil:
                 ahead[not algorithm.aligned] = receipt - due
         aligned, civil = ahead
@@ -211,9 +211,9 @@ class Constraints(Value):
         return tuple([due + _offset(algorithm, offsets) for algorithm in self.algorithms])
 
     def receipts_of(self, receipts: Receipts, writer: Constraints) -> Receipts:
-        """The receipts of a departure that other constraints charged: each from the one that is continued.
+        """The receipts of a departure that `writer` charged, each from the algorithm that this one continues.
 
-        None where none is: such a limit has not counted the call, and has nothing to give back.
+        None for an algorithm that continues none: it has not counted the call, and has nothing to give back.
         """
         if len(receipts) != len(writer.algorithms):
             return self.cold
@@ -224,13 +224,13 @@ class Constraints(Value):
                 continue
             receipt = receipts[place]
             if algorithm != writer.algorithms[place]:
-                # A meter of other numbers does not know where this charge lies.
+                # A meter with other numbers does not know where this charge lies.
                 receipt = algorithm.moved_receipt(receipt, lambda at: at)
             kept.append(receipt if algorithm.owns(receipt) else None)
         return tuple(kept)
 
     def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """The states after `cost` more is charged without asking, at this instant of the queue's time."""
+        """The states after `cost` more is charged unconditionally, at this instant of the queue's time."""
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             since, skew = _present(algorithm, ahead)
@@ -276,11 +276,11 @@ class Constraints(Value):
         return tuple(each(self.algorithms, "receipt_received", sent)) if sent else ()
 
     def adopt(self, states: States, writer: Constraints, newest: int, ahead: Ahead) -> States:
-        """Adopt the states of other constraints: those of the same kind continue.
+        """Adopt the states of other constraints: algorithms of the same kind continue.
 
-        A gate continues the one at its place among the gates, and a further rate that of the same period, or
-        else the one at its place among the others. `newest` is the latest departure, or the present if none
-        lies ahead.
+        A gate continues the gate at the same place; a further rate continues the one of the same period, or
+        else the one at the same place among the rest. `newest` is the latest departure, or the present if no
+        departure lies ahead.
         """
         kept: list[Any] = []
         for algorithm, place in zip(self.algorithms, self._places_in(writer), strict=True):
@@ -298,8 +298,8 @@ class Constraints(Value):
         return tuple(after)
 
     def sooner(self, states: States, moved: Shift, ahead: Ahead) -> int:
-        """How much sooner, as far as asked, calls may leave so that no window of real time sees more than its
-        limit.
+        """How much sooner, up to what `moved` asks for, calls may leave so that no window of real time sees
+        more than its limit.
         """
 
         def tight(by: int) -> list[tuple[Bounds, int]]:
@@ -348,7 +348,7 @@ class Constraints(Value):
         return tuple(after)
 
     def rescheduled(self, states: States, newest: int, when: Callable[[int], int], ahead: Ahead) -> States:
-        """The states after calls up to `newest` were moved, each to `when` of its instant."""
+        """The states after calls up to `newest` were moved, each from its instant `at` to `when(at)`."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             real, _ = timeline(algorithm, ahead)
@@ -366,7 +366,7 @@ class Constraints(Value):
         may have changed how far real time is ahead of the queue's.
         """
         if not later or len(receipts) != len(self.algorithms):
-            return receipts  # nothing has moved; or none, or what an adaptive queue remembers
+            return receipts  # nothing has moved; or no receipts, or those of an adaptive queue
         after = []
         for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
             known = None if algorithm.aligned else when
@@ -374,7 +374,7 @@ class Constraints(Value):
         return tuple(after)
 
     def brought(self, states: States, at: int, ahead: Ahead) -> States:
-        """The states after all calls that wait were let go, and are counted at this instant."""
+        """The states after all waiting calls may leave at once, and count at this instant."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             real, skew = timeline(algorithm, ahead)
@@ -382,7 +382,7 @@ class Constraints(Value):
         return tuple(after)
 
     def _places_in(self, writer: Constraints) -> Iterator[int | None]:
-        """Where other constraints have the one that each of these continues."""
+        """For each algorithm, the index of the one in `writer` that it continues; None for none."""
         # Rates may have the same period: then the first continues the first, and so on.
         left = dict(enumerate(writer.spans))
         places: list[int | None] = []
@@ -404,7 +404,7 @@ def _asked(algorithm: Algorithm[Any]) -> _Asked:
 
 
 def timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
-    """How far an algorithm's time is ahead of the queue's, and civil time of the algorithm's.
+    """How far an algorithm's time is ahead of the queue's, and how far civil time is ahead of that.
 
     A hold does not stop the server's windows, so aligned limits run on real time.
     """
@@ -413,24 +413,24 @@ def timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
 
 
 def _is_real(algorithm: Algorithm[Any]) -> bool:
-    """Whether it counts by real or civil time, which goes on in a hold."""
+    """Whether an algorithm counts by real or civil time, which go on in a hold."""
     return algorithm.aligned or algorithm.civil
 
 
 def _present(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     """The present of an algorithm, and how far civil time is ahead of it.
 
-    It forgets what has passed by then. So in a hold, which may be ended, that is not the end of the hold.
+    In a hold, this is not its end: algorithms forget what has passed by then, and a hold may be ended.
     """
     real, skew = timeline(algorithm, ahead)
     return ahead[2] - ahead[0] + real, skew
 
 
 def _counted_at(algorithm: Algorithm[Any], due: int, receipt: Receipt, ahead: Ahead, call: Call) -> Receipt:
-    """The receipt of a call after a hold has moved it; None if a hold was ended since.
+    """The receipt of a call after a hold has moved it; None if a hold was ended since then.
 
-    Then it may be counted in an earlier window than the receipt tells, and that one counts other calls: it is
-    not given back, and passes with time. A calendar period keeps whom changed limits have moved.
+    In that case the call may count in an earlier window than the receipt says, together with other calls: it
+    is not given back, and expires. If changed limits moved the call, its calendar period still counts it.
     """
     shift, skew, _ = ahead
     if not isinstance(receipt, int) or not _is_real(algorithm):
@@ -456,7 +456,7 @@ def _unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
 
 
 def part_below(headroom: object) -> Fraction:
-    """The part of a rate that remains below a headroom."""
+    """The part of a rate that is used under this headroom."""
     exact = exactly(headroom)
     if exact is None or not 0 <= exact < 1 or (exact := exact.limit_denominator(1_000_000)) == 1:
         fix = "write 0.02 for 2 % below the rate"

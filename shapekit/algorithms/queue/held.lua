@@ -8,7 +8,7 @@ do
 
 local HELD = 2592000000000
 
--- spec: its name, and that of the queue.
+-- spec: its name, and the spec of the queue.
 function Held.new(spec)
     local queue = twin(spec[2])
     local reserve, follow = queue.reserve, queue.follow

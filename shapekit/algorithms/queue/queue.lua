@@ -21,7 +21,7 @@ local END = 2^52
 local LEAST_GRACE = 10000
 local SOON = 250000
 local MOST_LATE = 1000000
--- How far, in µs, a settlement for more moves an unpaced tail; a call moves it by a 1024th.
+-- How far, in µs, a settlement that adds cost moves an unpaced tail; a call moves it by a 1024th.
 local DEBT = 4
 -- How many pauses ahead are remembered.
 local MOST_PAUSES = 16
@@ -32,20 +32,20 @@ local function opened(book)
     return {"", {}, "", -1, "", 0, "", 0, UNKNOWN, {}}
 end
 
--- The book of a line, with what is known of where it pauses.
+-- The book of a line with its pauses, as far as they are known.
 local function with_pauses(book, base, pauses)
     book = {unpack(opened(book))}
     book[9], book[10] = base, pauses
     return book
 end
 
--- The book with the shift that the hold began with; UNKNOWN if no hold lasts that could end sooner.
+-- The book with the shift that the hold began with; UNKNOWN if there is no hold that could be ended.
 local function with_base(book, base)
     if #book == 0 then return book end
     return with_pauses(book, base, book[10])
 end
 
--- Whether the last hold has moved no call so far. Beside a limit that saves up, it always moves all.
+-- Whether the last hold has moved no call so far: only if `save_nothing`; else a hold moves all calls.
 local function has_moved_none(line)
     return #line[9] > 0 and line[8][9] == line[7]
 end
@@ -57,7 +57,7 @@ local function time_of(line, now)
     return now - shift
 end
 
--- The book of a line whose time stands still for a late call: no hold is ended sooner.
+-- The book of a line whose time stands still for a late call: no hold can be ended before that.
 function LeakyQueue.standing(book, ends)
     book = {unpack(opened(book))}
     book[8] = ends
@@ -98,7 +98,7 @@ function LeakyQueue.new(spec)
     return self
 end
 
--- For a queue that only paces, was never held and got nothing back, five numbers are enough.
+-- For a queue that only paces, was never held, and to which nothing was given back, five numbers are enough.
 function LeakyQueue:freeze(s)
     local tail, rest, newest, generation, number, till, shift, book, parts = unpack(s)
     if till == 0 and shift == 0 and #book == 0 and #parts == 0 then
@@ -125,9 +125,9 @@ function LeakyQueue:check_book(book)
 end
 
 -- The answer to an admitted call is {wait, due, shift, held, cost, generation, number, start, start_rest, the
--- tail, its rest and the newest departure before it}; under constraints also their receipts, and in a place
--- that was given back also its end and the rest of that. The answer to a refused call is {wait, now, held,
--- cost, decision}.
+-- tail, its rest and the newest departure before it}; under constraints also their receipts; in a place that was
+-- given back also its end and the rest of the end. The answer to a refused call is {wait, now, held, cost,
+-- decision}.
 function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     whole("cost", cost, 1, self.max_cost)
     if max_wait then whole("max_wait", max_wait, 0, Exact.LARGEST) end
@@ -166,8 +166,8 @@ function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
         math.max(up(after, after_rest) + shift, marked(book)) - now, true
 end
 
--- A run of reservations. Where only the pace decides about them, the answer is now and the line before: {now,
--- tail, tail_rest, newest, generation, number, until, shift, mark}.
+-- A run of reservations. If only the pace decides, the answer is now and the line before: {now, tail, tail_rest,
+-- newest, generation, number, until, shift, mark}.
 function LeakyQueue:reserve_run(s, now, skew, cost, max_wait, nonce, times)
     whole("cost", cost, 1, self.max_cost)
     if max_wait then whole("max_wait", max_wait, 0, Exact.LARGEST) end
@@ -209,7 +209,7 @@ function LeakyQueue:follow(s, now, skew)
     return s, standing, self:life(s, now, skew), true
 end
 
--- How waiting calls have moved, which is not read here.
+-- How waiting calls have moved: text that only Python reads.
 function LeakyQueue:changes(s)
     return s[8][7] or ""
 end
@@ -225,7 +225,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
     book = opened(book)
     if due < at or Gone.is_gone(book, own, due) then return s, 0, 0, false end
     book = Gone.with_slot(book, own, due, at)
-    -- A grant whose settlement was not heard of has no place any more.
+    -- A grant has no place any more if its caller missed a settlement for less.
     local at_the_end = last == tail and last_rest == tail_rest and less(start, start_rest, last, last_rest)
     local in_the_middle = less(start, start_rest, last, last_rest) and less(last, last_rest, tail, tail_rest)
     if #parts == 0 then
@@ -239,7 +239,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = {free, unpack(book, 2)}
         return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
     end
-    -- Whether the call is the last of an unpaced line: only settlements came after it, of which those for more
+    -- Whether the call is the last of an unpaced line: only settlements came after it. Those that added cost have
     -- moved the tail.
     local is_newest = not self.paced and due == newest
     if is_newest then
@@ -289,10 +289,10 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     local extra = actual - cost
     if extra == 0 or (extra < 0 and not is_own) then return s, extra == 0 and follows or 0, 0, false end
     if extra > 0 then
-        -- Used units stay used, whether or not the key was reset. They were used before a hold that is ended makes
-        -- time go on.
+        -- Used units stay used, whether or not the key was reset. In a hold they count from where time would go on
+        -- if it were ended.
         parts = self.constraints:debit(parts, math.min(at, now - book[9]), extra, grant[12], shift, skew, now)
-        -- An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
+        -- An unpaced tail moves as well: else `cancel` could take an earlier call for the last one.
         local owed, owed_rest = later(tail, tail_rest, at, 0)
         local width, width_rest = DEBT, 0
         if self.paced then width, width_rest = self:width(extra) end
@@ -346,20 +346,21 @@ function LeakyQueue:hold(s, now, skew, length, nonce)
     return held, length, self:life(held, now, skew), true
 end
 
--- The tail of a queue that is idle and held: what it could have sent at once, it may not send when the hold ends.
+-- The tail of an idle queue that is held, moved on by the burst: when the hold ends, the queue must not send at
+-- once what it has saved.
 function LeakyQueue:idle(at)
     local lead, lead_rest = self:spread(self.burst - 1)
     return at + lead, lead_rest
 end
 
--- The book under a hold until `ends`, and the first departure that it has to move, as far as known.
+-- The book under a hold until `ends`, and the first departure that the hold has to move, as far as known.
 function LeakyQueue:before_hold(line, now, ends)
     local newest, till, shift, book = line[3], line[6], line[7], line[8]
     local base, pauses = book[9] or UNKNOWN, book[10] or {}
     local rigid, at, held = math.max(now, till) - shift, time_of(line, now), till > now
     if held and base < 0 then return book, rigid end
     local first = rigid
-    -- A call that is due at this very instant may still be here.
+    -- A call that is due at this very instant may not have left yet.
     if newest < at then
         first = ends - shift
     else
@@ -401,9 +402,9 @@ function LeakyQueue:mark(s, now, skew, length, nonce)
     return after, length, self:life(after, now, skew), true
 end
 
--- calls: {generation, by, cost, nonce} of each.
+-- calls: {generation, by, cost, nonce} for each call.
 function LeakyQueue:late(s, now, skew, calls)
-    if type(calls) ~= "table" then error("shapekit: nobody is late", 0) end
+    if type(calls) ~= "table" then error("shapekit: late calls are not a list", 0) end
     local answers, life, persists = {}, 0, false
     for index, call in ipairs(calls) do
         local moved, leaves_at, stands_until = self:moved_on(s, now, skew, unpack(call, 1, 4))
@@ -426,7 +427,7 @@ function LeakyQueue:moved_on(s, now, skew, generation, by, cost, nonce)
     if not self.paced and #self.constraints.algorithms == 0 then grace = END end
     if till > now then grace = 0 end
     if late <= grace or free_at > now + SOON then
-        -- A late call before it may have moved them all: then its slot lies ahead again.
+        -- An earlier late call may have moved the whole line: then the slot of this one lies ahead again.
         local slot_at = #parts > 0 and own == generation and by + shift or 0
         return nil, math.max(free_at, slot_at), UNKNOWN
     end
@@ -434,7 +435,7 @@ function LeakyQueue:moved_on(s, now, skew, generation, by, cost, nonce)
     local first, base = at, till > now and book[9] or UNKNOWN
     if #parts > 0 and late <= MOST_LATE then
         at, shift, base = by, shift + late, base >= 0 and base + late or base
-        -- Where time stands still for another late call, it does so for this one, too.
+        -- If time stands still for another late call, it has to stand still for this one as well.
         if till <= now or not self.paced then
             book, parts = with_base(book, base), self:shifted(line, first, shift, now, skew)
             return {tail, tail_rest, newest, own, number, till, shift, book, parts}, free_at, free_at
@@ -448,7 +449,8 @@ function LeakyQueue:moved_on(s, now, skew, generation, by, cost, nonce)
     return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, ends
 end
 
--- What the limits of real time count as the line moves by this `shift`, from the departure `first` on.
+-- The states after the line has moved to this `shift`, from the departure `first` on: limits of real time count
+-- calls where they leave now.
 function LeakyQueue:shifted(line, first, shift, now, skew)
     local before, parts = line[7], line[9]
     local moved = self:shift(line, first, shift - before, now)
@@ -456,10 +458,11 @@ function LeakyQueue:shifted(line, first, shift, now, skew)
     return self.constraints:shifted(parts, moved, before, skew)
 end
 
--- The twin of a Shift in base.py. Its `most` takes some units, and returns how many of them may leave then.
+-- The twin of a Shift in base.py. Its `most` also takes a number of units, and returns how many of them may leave
+-- then.
 function LeakyQueue:shift(line, first, by, now)
     local tail, tail_rest, newest, book = line[1], line[2], line[3], line[8]
-    -- Also if all have given up, the end of a hold brings back what the hold has taken.
+    -- The end of a hold gives back what the hold has taken, even if all waiting calls have given up.
     if by <= 0 then newest = math.max(newest, first) end
     local function most(at, units)
         if not self.paced or units == 0 then return units end
@@ -494,11 +497,11 @@ function LeakyQueue:next_slot(tail, tail_rest, at)
     return up(at_slot, at_rest)
 end
 
--- asked: {cost, max_wait, nonce} of each call. further: {how many, their span, a nonce}. The answer is the
--- state of the key, {generation, shift, until, now, mark}, the latest number, and the answers; that to an
--- admitted call without what the caller can tell from these: {wait, due, cost, start, start_rest, …}.
+-- asked: {cost, max_wait, nonce} for each call. further: {how many, their span, a nonce}. The answer is the state
+-- of the key, {generation, shift, until, now, mark}, the latest number, and the answer to each call. An admitted
+-- call is answered without what follows from the first two: {wait, due, cost, start, start_rest, …}.
 function LeakyQueue:reserve_many(s, now, skew, asked, further)
-    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: slots for nobody", 0) end
+    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: reservations are not a list", 0) end
     local most, span = whole("most", further[1], 0, 1e12), whole("span", further[2], 0, LONGEST)
     local answers, life, persist, within = {}, 0, false, false
     local function take(cost, max_wait, nonce)
@@ -518,7 +521,7 @@ function LeakyQueue:reserve_many(s, now, skew, asked, further)
 end
 
 function LeakyQueue:cancel_many(s, now, skew, grants)
-    if type(grants) ~= "table" then error("shapekit: slots of nobody", 0) end
+    if type(grants) ~= "table" then error("shapekit: grants are not a list", 0) end
     local count, life, persist = 0, 0, false
     for index = #grants, 1, -1 do
         local after, is_back, lives, keeps = self:cancel(s, now, skew, grants[index])
@@ -536,7 +539,7 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     local due, spent = self.constraints:departure(parts, math.max(on_grid, newest), cost, shift, skew)
     local at = time_of(line, now)
     if till > now and due + shift < till then
-        -- The first call that waits for the end of the hold. From here on that moves the line.
+        -- The first call that the hold delays: from here on, the hold moves the line.
         at, shift = due, till - due
         line = {unpack(line)}
         line[7] = shift
@@ -559,7 +562,7 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
         math.max(self:clears(taken) + shift, at + life + shift, marked(book)) - now, true
 end
 
--- The book after a call that waits, and perhaps leaves a pause before it.
+-- The book after a call that waits, with the pause before it, if there is one.
 function LeakyQueue:pausing(book, newest, at, due)
     local before, pauses = book[10] or {}, {}
     local slot = self.paced and up(self:width(1)) or 0
@@ -568,7 +571,7 @@ function LeakyQueue:pausing(book, newest, at, due)
         pauses[#pauses + 1] = following
     end
     for index = 1, #before, 2 do
-        -- Where calls were given back, this one may come sooner than they.
+        -- If calls were given back, this one may come before their pauses.
         if at < before[index + 1] and before[index + 1] <= due then add(before[index], before[index + 1]) end
     end
     if due - newest > slot then add(newest, due) end
@@ -585,14 +588,14 @@ function LeakyQueue:pausing(book, newest, at, due)
     return with_pauses(book, book[9] or UNKNOWN, pauses)
 end
 
--- The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at once has to be
--- taken from it here.
+-- The tail for a newcomer. If the last hold has moved no call, the line's saved burst is taken away here: see
+-- `idle`.
 function LeakyQueue:tail_at(line, now)
     if not has_moved_none(line) then return line[1], line[2] end
     return later(line[1], line[2], self:idle(math.min(now, line[6]) - line[7]))
 end
 
--- The line, whose time stands still from now on until its hold ends, where it has gone on so far.
+-- The line with time standing still until its hold ends, if it has gone on in the hold so far.
 function LeakyQueue:stopped(line, now)
     if not has_moved_none(line) then return line end
     local after = {unpack(line)}
@@ -643,7 +646,7 @@ function LeakyQueue:swept(line, at, skew, now)
     return {line[1], line[2], line[3], line[4], line[5], line[6], line[7], book, parts}
 end
 
--- Gives a newcomer a place that was given back; nil if none suits.
+-- Gives a newcomer a place that was given back; nil if no place fits.
 function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local q = self.q
@@ -661,7 +664,7 @@ function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
             back, back_rest, before, receipts, last, last_rest}
     else
         local width, width_rest = self:width(cost)
-        -- A gap that begins in this very microsecond has not passed.
+        -- A gap that begins within the current microsecond has not passed.
         local soonest, soonest_rest = at - 1, 1
         if q == 1 then soonest, soonest_rest = at, 0 end
         local index, start, start_rest = Gaps.room(book[1], soonest, soonest_rest, width, width_rest, q)

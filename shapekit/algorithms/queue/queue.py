@@ -1,4 +1,4 @@
-"""LeakyQueue: the leaky bucket as a queue. Asked when a call may leave, it commits a departure.
+"""LeakyQueue: the leaky bucket as a queue. It computes when a call may leave, and charges that departure.
 
 A paced queue is a grid. A call of cost c occupies c intervals T of it, one call after the other, and leaves
 at the start of what it occupies, or up to `burst - c` intervals earlier. So for any two calls `t_j - t_i >=
@@ -7,23 +7,23 @@ that never runs dry keeps the rate exactly, however long it is. Other limits (co
 departure; all of them are decided at that instant and committed together.
 
 All of this happens on the queue's own time, which stands still while the queue is held: `time = max(now,
-until) - shift`, where `shift` is the total time it stood still. So a hold delays every waiting call by its
-own length, in order and without a burst.
+until) - shift`, where `shift` is the total time it stood still. So a hold delays every waiting call by the
+length of the hold, in order and without a burst.
 
-Under windows, calls may wait longer than the hold lasts, and shall not wait for both. There time goes on in
-a hold until the first call that would leave before its end, and stands still from then on. So that this is
-known, a line remembers the pauses ahead of it.
+Under windows, a call may have to wait longer than the hold lasts, and must not wait for one after the other.
+So if all limits are windows or quotas, time goes on in a hold up to the first call that would leave before
+the hold ends, and stands still from then on. To find that call, a line remembers the pauses ahead of it.
 
 A part of a key may be held under a key of its own (scopes.py). The key is then marked: a call that takes a
-slot meanwhile gets to know of the mark, and checks that part before it leaves.
+slot meanwhile sees the mark, and checks that part before it leaves.
 
 A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the next
 newcomer, and no other call moves. Under constraints a place is taken as it is, with its departure and
 charges. Without them there is only the grid, and places that touch become one gap. Every reservation has a
 number, which ends when the slot is given back or settled, so a repeated cancel or settle does nothing
-(slots.py has all three).
+(slots.py implements places, gaps and numbers).
 
-Ten slots taken at once are the same as those of ten calls one right after the other.
+Ten slots taken in one operation are the same as the slots of ten calls one right after the other.
 """
 
 from __future__ import annotations
@@ -47,42 +47,42 @@ PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only keeps calls in order."""
 _DEBT = 2**12
-"""How far a settlement for more moves an unpaced tail. A call moves it by 1, so the two can be told apart
-unless as many calls have one departure.
+"""How far a settlement that adds cost moves an unpaced tail. A call moves it by 1, so the two can be told
+apart unless this many calls have one departure.
 """
 _HOWEVER_LONG_US = 2**64
 LEAST_GRACE_US = 10_000
-"""A call that is late by less moves nothing, however fast the rate: machines are not more punctual."""
+"""A call that is late by less does not move the line, however fast the rate: machines are not more exact."""
 SOON_US = 250_000
-"""How far ahead a late call is given another slot."""
+"""A late call can get another slot at most this long before time goes on."""
 MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
 HELD_US = 30 * 86_400 * SECOND_US
-"""How long a hold without end is at each decision; it begins anew when half of it has passed."""
+"""The length of a hold without end, which a decision renews once half of it has passed."""
 MOST_STEPS = 5_000
-"""The most calls that a forecast plays where only the states themselves tell what delays a call."""
+"""The most calls that a forecast simulates on the states, for limits that have no `prospect`."""
 
 Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves, int, slots.Pauses]
 """What is free (gaps, or places under constraints), what is gone, until when a part of the key is held, the
-last changes of its limits, until when time stands still for a late call, and where the line pauses; empty for
-a key on which none of this has happened.
+last changes of the limits, until when time stands still for a late call, and where the line pauses. Empty for
+a key to which none of this has happened.
 """
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
-"""tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
-given back, constraints.
+"""tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, book,
+states of the constraints.
 """
 
 
 class LeakyQueue(WiredQueue):
-    """The promises of one shaper: rates, a burst, a pace, and further constraints."""
+    """The limits of one shaper: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
     adapts: ClassVar[bool] = False
     """Whether the rate is adaptive."""
     is_set: ClassVar[bool] = False
-    """Whether an operator has set its numbers: then calls that wait move when they change."""
+    """Whether an operator has set its limits: then waiting calls move when these change."""
     is_held: ClassVar[bool] = False
-    """Whether an operator has it held without end."""
+    """Whether an operator holds it without end."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
     __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "slot_us", "p", "q", "paced")
@@ -141,8 +141,8 @@ class LeakyQueue(WiredQueue):
     ) -> tuple[Line | None, Granted, int, bool]:
         """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing.
 
-        Without a `max_wait`, an exhausted quota refuses the call; with one, the call waits for it as for any
-        limit.
+        Without a `max_wait`, an exhausted quota refuses the call; with one, the call waits for the quota as
+        for any limit.
         """
         cost, max_wait, nonce = asked
         line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
@@ -166,7 +166,7 @@ class LeakyQueue(WiredQueue):
         width = self.p * cost if self.paced else 1
         time = at if q == 1 else at * q
         if tail <= time and not parts and not held:
-            # No call waits. Inline: this is the hot path of every call that leaves at once.
+            # No call waits. Written out here: this is the hot path of every call that leaves at once.
             end = time + width
             return (
                 (end, at, generation, slot, until, shift, book, parts),
@@ -193,7 +193,7 @@ class LeakyQueue(WiredQueue):
         """The state of the key: its generation, shift, end of the hold, the time, end of the mark.
 
         A grant of that generation departs at `max(due + shift, until)`. A cold key has the generation
-        UNKNOWN: a slot promised before is then kept as it is.
+        UNKNOWN: earlier grants then keep their departures.
         """
         if state is None:
             return UNKNOWN, 0, 0, now, 0
@@ -202,7 +202,7 @@ class LeakyQueue(WiredQueue):
     def cancel(
         self, state: Line | None, now: int, grant: Grant, skew: int = 0
     ) -> tuple[Line | None, bool, int, bool]:
-        """Give back a place that was not used; too late or again, this does nothing."""
+        """Give back a slot that was not used. Does nothing after its departure, or a second time."""
         if state is None or state[2] != grant.generation or not grant.cost:
             return state, False, 0, False
         at = line_time(state, now)
@@ -212,7 +212,7 @@ class LeakyQueue(WiredQueue):
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew, now)
         if grant.due_us < at or left is None:
             return state, False, 0, False
-        stands = grant.start < grant.end <= tail  # A missed settlement leaves none.
+        stands = grant.start < grant.end <= tail  # not if the caller missed a settlement for less
         if not parts:
             if stands and grant.end < tail:
                 free = slots.gaps_given_back(free, grant.start, grant.end)
@@ -244,9 +244,9 @@ class LeakyQueue(WiredQueue):
     def settle(
         self, state: Line | None, now: int, asked: tuple[Grant, int, int], skew: int = 0
     ) -> tuple[Line | None, int, int, bool]:
-        """Correct the cost of a call to what it turned out to be: charge the difference, or give it back.
+        """Correct the cost of a call to the actual one: charge the difference, or give it back.
 
-        Returns the slot's new number, for later operations on it; 0 if nothing can be done.
+        Returns the slot's new number, for later operations on it; 0 if nothing was done.
         """
         grant, actual, nonce = self.own(asked[0]), *asked[1:]
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
@@ -267,12 +267,12 @@ class LeakyQueue(WiredQueue):
         if extra == 0 or (extra < 0 and not is_own):
             return state, 0 if extra else follows, 0, False
         if extra > 0:
-            # Used units stay used, whether or not the key was reset. They were used before a hold that is
-            # ended makes time go on.
+            # Used units stay used, whether or not the key was reset. In a hold they count from where time
+            # would go on if it were ended.
             parts = self.constraints.debit(
                 parts, min(at, now - pause[0]), extra, grant.receipts, (shift, skew, now)
             )
-            # An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
+            # An unpaced tail moves as well: else `cancel` could take an earlier call for the last one.
             owed = max(tail, at * self.q) + (self.p * extra if self.paced else _DEBT)
             tail = max(tail, min(owed, END_US * self.q))
         else:
@@ -291,8 +291,8 @@ class LeakyQueue(WiredQueue):
         return after, follows, self._life(after, now, skew), True
 
     def _is_newest(self, line: Line, grant: Grant) -> bool:
-        """Whether a call is the last of an unpaced line: only settlements came after it, of which those for
-        more moved the tail.
+        """Whether a call is the last of an unpaced line: only settlements came after it. Those that added
+        cost have moved the tail.
         """
         tail, _, generation, number, _, _, book, _ = line
         since = slots.settled_since(book[1], generation, grant.version) if book else 0
@@ -308,13 +308,13 @@ class LeakyQueue(WiredQueue):
     def late(
         self, state: Line | None, now: int, calls: Sequence[Late], skew: int = 0
     ) -> tuple[Line | None, tuple[Moved, ...], int, bool]:
-        """Let calls leave that are later than their slots by more than the grace: move the line behind them.
+        """Let calls leave that missed their slots by more than the grace, and move the line behind them.
 
-        Each takes the next slot, and every call that has not left yet moves one on: so calls are as far apart
-        as ever, and the time is not made up.
+        Each late call takes the next slot, and every call that has not left yet moves back by one. So calls
+        stay as far apart as before, and the lost time is not made up.
 
-        Under further limits, which remember when calls left, the queue's time goes back to the call's own
-        slot instead, and all others move by as much as it is late.
+        Under further limits, which remember when calls left, the queue's time goes back to the late call's
+        own slot instead, and all other calls move by as much as it is late.
         """
         answers: list[Moved] = []
         life, persists = 0, False
@@ -332,22 +332,22 @@ class LeakyQueue(WiredQueue):
         free_at = max(now, until)
         at = line_time(line, now)
         late = at - by if own == generation else MOST_LATE_US + 1
-        # While time stands still, calls whose slots it has passed would all leave at its end.
+        # No grace while time stands still: all calls whose slots have passed would leave together at its end.
         grace = 0 if until > now else self.grace_us
         if late <= grace or free_at > now + SOON_US:
-            # A late call before it may have moved them all: then its slot lies ahead again.
+            # An earlier late call may have moved the whole line: then the slot of this one lies ahead again.
             slot_at = by + shift if parts and own == generation else 0
             return None, (max(free_at, slot_at), UNKNOWN)
-        # As in any hold, time stands still for it: it leaves at the end, and counts then.
+        # Time stands still for the call as in any hold: it leaves at the end of that, and counts then.
         tail, newest, own, number, until, shift, book, _ = self.stopped(line, now)
         first, base = at, paused(book)[0] if until > now else UNKNOWN
         if parts and late <= MOST_LATE_US:
             at, shift, base = by, shift + late, base + late if base >= 0 else base
-            # Where time stands still for another late call, it does so for this one, too.
+            # If time stands still for another late call, it has to stand still for this one as well.
             if until <= now or not self.paced:
                 book, parts = _with_base(book, base), self._shifted(line, first, shift, now, skew)
                 return (tail, newest, own, number, until, shift, book, parts), (free_at, free_at)
-        # Time stands still from now until the slot after that of the call. So no other is later for it.
+        # Time stands still from now until the slot after the call's new one: so it makes no other call late.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
         ends = leaves_at + -(-self._width(cost) // self.q)
         book = _with_base(book, base)
@@ -357,8 +357,8 @@ class LeakyQueue(WiredQueue):
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, ends)
 
     def _shifted(self, line: Line, first: int, shift: int, now: int, skew: int) -> States:
-        """What the limits of real time count as the line moves by this `shift`, from the departure `first`
-        on.
+        """The states after the line has moved to this `shift`, from the departure `first` on: limits of real
+        time count calls where they leave now.
         """
         before, parts = line[5], line[7]
         moved = self._shift(line, first, shift - before, now)
@@ -368,7 +368,7 @@ class LeakyQueue(WiredQueue):
 
     def _shift(self, line: Line, first: int, by: int, now: int) -> Shift:
         tail, newest, _, _, _, shift, book, _ = line
-        # Also if all have given up, the end of a hold brings back what the hold has taken.
+        # The end of a hold gives back what the hold has taken, even if all waiting calls have given up.
         newest = newest if by > 0 else max(newest, first)
 
         def most(at: int) -> int:
@@ -385,7 +385,7 @@ class LeakyQueue(WiredQueue):
     def grace_us(self) -> int:
         """How late a call may leave without moving the line: three quarters of a slot, and at least 10 ms.
 
-        The rest is for the way to a server that counts strictly.
+        The rest of the slot is a margin for the way to a server that counts strictly.
         """
         is_limited = self.paced or bool(self.constraints.algorithms)
         return max(LEAST_GRACE_US, self.slot_us * 3 // 4) if is_limited else END_US
@@ -398,15 +398,15 @@ class LeakyQueue(WiredQueue):
             return at
         return -(-(tail - (tail - at * self.q - 1) // self.p * self.p) // self.q)
 
-    # several at once: each is decided by the operation that decides a single one, in order, at one instant
+    # several at once: each is decided as by the single operation, in order, at one instant
 
     def reserve_many(
         self, state: Any, now: int, asked: Sequence[Asked], further: Further, skew: int = 0
     ) -> tuple[Any, tuple[Confirmed, tuple[Grant, ...]], int, bool]:
         """A slot or a refusal for each call, in order, and then further slots of cost 1.
 
-        The further slots end where one is refused, or would depart more than their span after the first. The
-        answer begins with the state of the key after that.
+        The further slots stop before the first one that is refused, or would depart more than the span after
+        the first of them. The answer begins with the state of the key after all of this.
         """
         most, span, nonce = further
         answers: list[Grant] = []
@@ -453,8 +453,8 @@ class LeakyQueue(WiredQueue):
     def leaves_by(self, grant: Grant) -> int:
         """Until when, on the queue's own time, a slot may still be used without coming too close to the next.
 
-        With a burst, a call leaves before its place on the grid begins; one that leaves when it begins merely
-        has not used the burst. Under constraints, a departure is charged exactly where it is.
+        With a burst, a call may leave before its place on the grid begins; at the beginning it merely leaves
+        the burst unused. Under constraints, a departure is charged at its exact instant.
         """
         due = grant.due_us
         return due if self.constraints.algorithms or not self.paced else max(due, grant.start // self.q)
@@ -482,21 +482,21 @@ class LeakyQueue(WiredQueue):
         return held, length, self._life(held, now, skew), True
 
     def _idle(self, at: int) -> int:
-        """The tail of a queue that is idle and held: what it could have sent at once, it may not send when
-        the hold ends.
+        """The tail of an idle queue that is held, moved on by the burst: when the hold ends, the queue must
+        not send at once what it has saved.
         """
         return at * self.q + self.p * (self.burst - 1)
 
     def _before_hold(self, line: Line, now: int, end: int) -> tuple[Book, int]:
-        """The book under a hold until `end`, and the first departure that it has to move, as far as known: a
-        call that waits longer for one of the limits is not moved.
+        """The book under a hold until `end`, and the first departure that the hold has to move, as far as
+        known: a call that waits longer for one of the limits is not moved.
         """
         _, newest, _, _, until, shift, book, parts = line
         base, pauses = paused(book)
         rigid, at, held = max(now, until) - shift, line_time(line, now), until > now
         if held and base < 0:
             return book, rigid
-        # A call that is due at this very instant may still be here.
+        # A call that is due at this very instant may not have left yet.
         if newest < at:
             first = end - shift
         else:
@@ -509,15 +509,15 @@ class LeakyQueue(WiredQueue):
     ) -> tuple[Line | None, int, int, bool]:
         """End a hold `notice` from now, if it would last longer. Returns the hold's length from now.
 
-        Time stands still for a late call until its end, or the next call would be next to it. And calls that
-        were put off to a later window stay held, if the one in which they would leave has no room for them.
+        If time stands still for a late call, it goes on doing so, or the next call would leave right behind
+        it. And calls that the hold has moved to a later window stay held if the earlier one has no room.
         """
         return self.resumed(state, now, notice, skew, whatever_fits=False)
 
     def resumed(
         self, state: Line | None, now: int, notice: int, skew: int, *, whatever_fits: bool
     ) -> tuple[Line | None, int, int, bool]:
-        """`resume`, perhaps without asking whether there is room for those who wait."""
+        """`resume`; with `whatever_fits`, even if a window has no room for the waiting calls."""
         if state is None:
             return None, 0, 0, False
         tail, newest, generation, number, until, shift, book, parts = state
@@ -562,7 +562,7 @@ class LeakyQueue(WiredQueue):
         before = -1
         while len(waits) < calls:
             if waits and after is not None and after[0] > before:
-                # No gap was wide enough. From here on it is a plain grid.
+                # No gap was wide enough: from here on, slots follow the plain grid.
                 last = after[0] + self.p * (cost * (calls - len(waits)) - max(self.burst, cost))
                 waits.append(max(0, -(-last // self.q) + after[5] - now))
                 break
@@ -574,7 +574,7 @@ class LeakyQueue(WiredQueue):
     def leaves(self, state: Line | None, now: int, skew: int) -> Iterator[Leaf]:
         """The single limits that hold in addition to the pace.
 
-        Time stands still during a hold, so they are shown as they will be when the hold ends.
+        Time stands still during a hold, so the limits are shown as they will be when it ends.
         """
         constraints = self.constraints
         if not constraints.algorithms:
@@ -589,7 +589,7 @@ class LeakyQueue(WiredQueue):
             yield from algorithm.leaves(own, at + real, ahead)
 
     def waiting(self, state: Any, now: int) -> int | None:
-        """How many slots are taken whose departure lies ahead; None where the state does not tell."""
+        """How many slots are taken whose departure lies ahead; None if the state does not tell."""
         if state is None:
             return 0
         held = state[4] > now
@@ -598,23 +598,23 @@ class LeakyQueue(WiredQueue):
     def slots_ahead(self, line: Line, at: int, *, held: bool) -> int | None:
         """`waiting`, at an instant of the queue's own time. A call that costs 5 is five slots.
 
-        Under a plain pace they are what lies between `at` and the tail, in intervals: without the burst,
-        which leaves before its place begins, and without gaps. Constraints leave room between slots that the
-        grid does not show: then the newest departure alone tells whether any lies ahead.
+        Under a plain pace they are the intervals between `at` and the tail, without the burst, which leaves
+        before its place begins, and without gaps. Constraints leave room between slots that the grid does not
+        show: then only the newest departure tells whether any slot lies ahead.
         """
         tail, newest, _, _, _, _, book, _ = line
         if self.constraints.algorithms or not self.paced:
             return 0 if newest < at + (not held) else None
-        # What leaves at this very instant does not wait, unless the queue is held.
+        # A call that leaves at this very instant does not wait, unless the queue is held.
         soonest = at * self.q + self.p * (self.burst - 1) + (not held)
         free = slots.gaps_slots(book[0], soonest, self.p) if book else 0
         return max(0, (tail - soonest) // self.p - free)
 
     def taken_since(self, line: Any, before: Any) -> int | None:
-        """How many slots were taken since an earlier state of the key, also such as were given back.
+        """How many slots were taken since an earlier state of the key, including those that were given back.
 
-        Settlements count up the same number, and are known apart as long as the queue knows their words:
-        None where it may have forgotten some. A life of the key that began meanwhile counts from its start.
+        Settlements take numbers from the same sequence, so those that the queue remembers are subtracted:
+        None if it may have forgotten some. If a new life of the key has begun, only its slots count.
         """
         _, _, generation, number, _, _, book, _ = line
         since = before[3] if before is not None and before[2] == generation else 0
@@ -623,7 +623,7 @@ class LeakyQueue(WiredQueue):
         return None if settled == slots.MOST_SAID else max(0, number - since - settled)
 
     def decision(self, granted: Granted) -> Decision:
-        """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
+        """The answer to a reservation as a gate's Decision: how much of the burst is used and left."""
         _, wait, departs_at, _, refusal, _, _, _, _, end, due, undo, *_ = granted
         if refusal is not None:
             return refusal
@@ -634,9 +634,9 @@ class LeakyQueue(WiredQueue):
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
     def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
-        """Adopt a line with other numbers: its tail, hold and mark continue, its grants become void.
+        """Adopt the line of a queue with other limits: tail, hold and mark continue, grants become void.
 
-        If an operator has set the numbers, or did before, waiting calls move instead.
+        If an operator has set one of the two queues' limits, waiting calls move instead.
         """
         if writer.is_held and not self.is_held:
             is_other = self.is_off or self.constraints != writer.constraints
@@ -650,7 +650,7 @@ class LeakyQueue(WiredQueue):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
         if self.is_off:
-            # No new call is behind those that wait.
+            # Without limits, no new call lines up behind the waiting ones.
             parts, newest = writer.constraints.brought(parts, at, ahead), min(newest, at)
         last = max(at, newest)
         if is_idle or not (self.is_set or writer.is_set):
@@ -659,7 +659,7 @@ class LeakyQueue(WiredQueue):
             return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
         pivot = at + max(0, NOTICE_US - max(0, until - now))
         if changes:
-            # Up to the pivot of the last change, calls are as far apart as before that one.
+            # Up to the pivot of the last change, calls are still as far apart as before that change.
             _, last_pivot, *_ = changes[-1]
             pivot = max(pivot, last_pivot)
         move = self._move(writer, generation, pivot, at)
@@ -672,10 +672,10 @@ class LeakyQueue(WiredQueue):
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:
-        """How calls move that wait by the numbers of `writer`.
+        """How calls move that wait by the limits of `writer`.
 
-        Further limits that count in windows have seen their slots, and let no calls come closer: so they only
-        move later. Calendar quotas count them in any case.
+        Further limits that count in windows have counted their slots, and allow none closer together: so
+        these calls only move later. Calendar quotas count them wherever they move.
         """
         before, since = (writer.p, writer.q), (self.p, self.q)
         limits = (*writer.constraints.algorithms, *self.constraints.algorithms)
@@ -685,14 +685,14 @@ class LeakyQueue(WiredQueue):
         if self.is_off and limits:
             before, since, bursts = (slots.AT_ONCE * writer.q, writer.q), (1, self.q), (1, 1)
         elif not writer.paced or (is_bound and is_sooner):
-            # At the speed of time itself.
+            # Calls keep their distances in time.
             before, since, bursts = (writer.q, writer.q), (self.q, self.q), (1, 1)
         return Move(generation, pivot, *before, *since, *bursts, at)
 
     def follow(
         self, state: Line | None, now: int, skew: int = 0
     ) -> tuple[Line | None, tuple[Any, ...], int, bool]:
-        """`confirm`, and how waiting calls have moved; then whose numbers that are. Keeps what is adopted."""
+        """`confirm`, then how waiting calls have moved, and this queue. Stores the line if it was adopted."""
         if state is None:
             return None, (*self.confirm(None, now), (), self), 0, False
         told = (*self.confirm(state, now), self._changes(state), self)
@@ -710,7 +710,7 @@ class LeakyQueue(WiredQueue):
         line = (self._tail_at(line, now), *line[1:])
         at = max(now, line[4]) - line[5]
         if line_time(line, now) < at:
-            # The first of them may make time stand still.
+            # The first call may make time stand still.
             after, *_ = self.reserve(line, now, (cost, _HOWEVER_LONG_US, 0), skew)
             shift = after[5] if after else line[5]
             line, at = (*line[:5], shift, *line[6:]), line[4] - shift
@@ -738,7 +738,7 @@ class LeakyQueue(WiredQueue):
     def _reserve_marked(
         self, line: Line, now: int, asked: Asked, skew: int
     ) -> tuple[Line | None, Granted, int, bool]:
-        """`reserve` on a marked key: keeps the mark, and tells the caller to check further."""
+        """`reserve` on a marked key: keeps the mark; the answer is `held`, so the caller checks the part."""
         mark = marked(line[6])
         after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
         told = Grant(*granted)._replace(held=True)
@@ -757,7 +757,7 @@ class LeakyQueue(WiredQueue):
         due, spent = self.constraints.departure(parts, soonest, cost, ahead)
         at = line_time(line, now)
         if held and due + shift < until:
-            # The first call that waits for the end of the hold. From here on that moves the line.
+            # The first call that the hold delays: from here on, the hold moves the line.
             at, shift = due, until - due
             line, ahead = (*line[:5], shift, *line[6:]), (shift, skew, now)
             due, spent = self.constraints.departure(parts, due, cost, ahead)
@@ -780,9 +780,9 @@ class LeakyQueue(WiredQueue):
         return line, granted, (lives if lives > life else life) + at + shift - now, True
 
     def _pausing(self, book: Book, parts: States, newest: int, at: int, due: int) -> Book:
-        """The book after a call that waits, and perhaps leaves a pause before it."""
+        """The book after a call that waits, with the pause before it, if there is one."""
         base, before = paused(book)
-        # Where calls were given back, this one may come sooner than they.
+        # If calls were given back, this one may come before their pauses.
         pauses = [pause for pause in before if at < pause[1] <= due]
         if due - newest > (self.slot_us if self.paced else 0):
             pauses.append((newest, due))
@@ -791,14 +791,14 @@ class LeakyQueue(WiredQueue):
         return (*_opened(book, parts)[:5], (base, tuple(pauses))) if pauses or before else book
 
     def _tail_at(self, line: Line, now: int) -> int:
-        """The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at
-        once has to be taken from it here.
+        """The tail for a newcomer. If the last hold has moved no call, the line's saved burst is taken away
+        here: see `_idle`.
         """
         tail, _, _, _, until, shift, _, _ = line
         return max(tail, self._idle(min(now, until) - shift)) if has_moved_none(line) else tail
 
     def stopped(self, line: Line, now: int) -> Line:
-        """The line, whose time stands still from now on until its hold ends, where it has gone on so far."""
+        """The line with time standing still until its hold ends, if it has gone on in the hold so far."""
         if not has_moved_none(line):
             return line
         _, newest, generation, number, until, shift, book, parts = line
@@ -838,7 +838,7 @@ class LeakyQueue(WiredQueue):
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
     ) -> tuple[Line, Granted, int, bool] | None:
-        """Give a newcomer a place that was given back; None if none suits."""
+        """Give a newcomer a place that was given back; None if no place fits."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
@@ -852,7 +852,7 @@ class LeakyQueue(WiredQueue):
             free, (start, end, due, units, undo, receipts) = given
             parts = self.constraints.refund(parts, due, units - cost, receipts, (shift, skew, now))
         else:
-            # A gap that begins in this very microsecond has not passed.
+            # A gap that begins within the current microsecond has not passed.
             width = self._width(cost)
             found = slots.gaps_room(free, (at - 1) * q + 1, width)
             if found is None:
@@ -879,7 +879,7 @@ class LeakyQueue(WiredQueue):
 
 
 def has_moved_none(line: Line) -> bool:
-    """Whether the last hold has moved no call so far. Beside a limit that saves up, it always moves all."""
+    """Whether the last hold has moved no call so far: only if `save_nothing`; else a hold moves all calls."""
     return bool(line[7]) and paused(line[6])[0] == line[5]
 
 
@@ -890,7 +890,7 @@ def line_time(line: Line, now: int) -> int:
 
 
 def _with_base(book: Book, base: int) -> Book:
-    """The book with the shift that the hold began with; UNKNOWN if no hold lasts that could end sooner."""
+    """The book with the shift that the hold began with; UNKNOWN if there is no hold that could be ended."""
     return (*book[:5], (base, *book[5][1:])) if book else book
 
 
@@ -899,7 +899,7 @@ def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int
 
 
 def standing(book: Book, parts: States, until: int) -> Book:
-    """The book of a line whose time stands still for a late call: no hold is ended sooner."""
+    """The book of a line whose time stands still for a late call: no hold can be ended before that."""
     return (*_opened(book, parts)[:4], until, paused(book))
 
 
@@ -926,7 +926,7 @@ def _remarked(line: Line, mark: int) -> Line:
 
 
 def unused(book: Book, parts: States) -> Book:
-    """A book that keeps only the mark, until when time stands still, and what a hold began with."""
+    """A book for other limits: only the mark, until when time stands still, and the shift before a hold."""
     base = paused(book)[0]
     if not book or not (book[2] or book[4] or base >= 0):
         return ()

@@ -3,7 +3,7 @@
 -- row is {start, start_rest, count, due, the tail, its rest and the newest departure before it, how far time
 -- was ahead}, the last two of these with 2^52 added. A place is {start, start_rest, end, end_rest, due, cost,
 -- the tail, its rest and the newest departure before it, receipts}; it is kept as the text of such a list, so
--- that a call reads only those that it needs.
+-- that a call decodes only the places that it needs.
 
 local Places = {}
 Places.__index = Places
@@ -83,7 +83,7 @@ local function precedes(one, other)
     return false
 end
 
--- The book with one more place, on a line with this latest number; nil if there are too many.
+-- The book with one more place; nil if there are too many. `number` is the latest of the line.
 function Places:given_back(book, place, number)
     local aligned, civil = self:offsets(place)
     if not aligned then
@@ -167,8 +167,8 @@ function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew,
     end
 end
 
--- The book without places that have passed; their charges are given back. The last of them that touch stay as
--- one, at no cost, while its end lies ahead: the tail may still retract over it.
+-- The book without places that have passed, whose charges are given back. If the last of these ends ahead of
+-- `at`, it stays, merged with those that touch it, at no cost: the tail may still retract over it.
 function Places:swept(book, parts, at, shift, skew, now)
     local rows, singles, passed, gone, is_new = book[1], book[2], {}, 0, false
     while gone < #singles do
@@ -207,10 +207,10 @@ function Places:swept(book, parts, at, shift, skew, now)
     return changed(book, rows, singles), parts
 end
 
--- Refuses places that were read and are malformed or too many.
+-- Raises if places from a store are malformed or too many.
 function Places:check(book)
     Rows.check(book[1], ROW, MOST)
-    -- What has passed leaves one more.
+    -- The places that have passed leave one more.
     if type(book[2]) ~= "table" or #book[2] > MOST + 1 then damaged() end
 end
 
@@ -238,9 +238,9 @@ function Places:start_of(row, index)
     return plus(row[1], row[2], index * self.slot + (carried - rest) / q, rest, q)
 end
 
--- The departure of a slot of the row; past the last slot, that of a slot that would follow.
+-- The departure of a slot of the row; past the last slot, the departure that the next would have.
 function Places:due(row, index)
-    -- Where limits have changed, the first may leave before its position.
+    -- If limits were changed, the first slot may leave before its position.
     if index == 0 or not self.paced then return row[4] end
     local start, start_rest = self:start_of(row, index)
     return math.max(row[4], up(minus(start, start_rest, self.lead, self.lead_rest, self.q)))
@@ -281,14 +281,14 @@ function Places:passed(row, at)
     local whole, rest = minus(last, last_rest, row[1], row[2], q)
     local passed = floor((whole + rest / q) / (self.slot + self.slot_rest / q)) + 1
     passed = math.max(1, math.min(count, passed))
-    -- Doubles may have rounded that.
+    -- The quotient of doubles may be off by one.
     if passed > 1 and self:due(row, passed - 1) >= at then passed = passed - 1 end
     if passed < count and self:due(row, passed) < at then passed = passed + 1 end
     return passed
 end
 
 function Places:refunded(parts, row, count, shift, skew, now, call)
-    -- A sound state has half of that, and each call adds a few.
+    -- A valid state has at most half as many slots, and each operation adds a few.
     self.left = self.left - count
     if count < 1 or self.left < 0 then damaged() end
     local dues = {}
@@ -432,7 +432,7 @@ function Gone.with_word(book, generation, number, follows, cost, nonce)
     return {book[1], book[2], book[3], book[4], words, unpack(book, 6)}
 end
 
--- How many of the settlements that are known have come after this number.
+-- How many of the remembered settlements came after this number.
 function Gone.settled_since(book, generation, number)
     local words, count = book[5], 0
     for index = 1, Rows.count(words, WORD) do
@@ -467,7 +467,7 @@ function Gone.forgotten(rows, floor, at)
     end
     if #departures < kept then
         if count < MOST_ROWS then return rows, floor end
-        -- Nothing else is left to forget: the slots that leave next can no longer be given back.
+        -- No slots that have left are there to forget: the slots that leave next can no longer be given back.
         departures, kept = {}, MOST_ROWS / 2
         for index = 1, count do departures[index] = all[index] end
     end

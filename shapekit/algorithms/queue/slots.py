@@ -5,7 +5,7 @@ retracts over it, or its instant passes. Most calls cost 1, and everything about
 their positions: they are kept in rows, and rows that touch are merged. Every other place is kept by itself.
 
 Gaps: what is free in the middle of a queue that only paces. All parts of such a grid are equal: gaps that
-touch are merged, and a newcomer takes the beginning of the first one that is wide enough.
+touch are merged, and a newcomer takes the beginning of the first gap that is wide enough.
 
 Gone: the slots of a line that were given back or settled, so that a repetition does nothing. Every
 reservation has a serial number. Once its slot is given back or settled, the number is gone, and a grant with
@@ -15,22 +15,22 @@ number that followed and the slot's cost since then. Numbers are exact while the
 have left, the oldest are forgotten first, and then every slot that left up to that instant counts as gone. So
 forgetting may refuse a late give-back but never creates capacity.
 
-Grant: what a queue has agreed on with one call, in plain values that another process can use.
+Grant: the slot that a queue has given to one call, in plain values that another process can use.
 
 Moves: where waiting calls go when an operator changes a limit while they wait.
 
-What a call was granted is a place on the grid of the old numbers. A Move maps it to the new ones: up to the
-`pivot` nothing changes, and from there on the distance to it is stretched or shortened by the ratio of the
-intervals. So calls keep their order, and those that left n intervals apart still do, by the new interval,
-exactly. The pivot lies a little ahead, so that every waiting call hears of the change before it counts.
+A granted slot is a place on the grid of the old limits. A Move maps it to the grid of the new ones: up to the
+`pivot` nothing changes, and from there on the distance to the pivot is stretched or shortened by the ratio of
+the intervals. So calls keep their order, and calls that were n intervals apart are exactly n new intervals
+apart. The pivot lies a little ahead, so that every waiting call learns of the change before it takes effect.
 
-With a burst, a call leaves ahead of its place by what the burst allows, its lead, in intervals. So a place
-that lies a lead ahead of a departure does so after the change, by the new interval and the new burst: then
-newcomers leave behind all who wait. What is less far ahead is the burst that is in use: as many calls as
-before.
+With a burst, a call may leave earlier than its place, by its lead: the intervals that the burst allows. So a
+place that is a full lead later than its departure is so after the change as well, by the new interval and the
+new burst: then newcomers leave behind all waiting calls. A place that is less far ahead is a part of the
+burst in use, which stays the same number of calls.
 
-A key remembers its last moves. A call that waits meanwhile has a grant of an earlier generation, and follows
-the moves since then, one after the other.
+A key remembers its last moves. A call that waits has a grant of an earlier generation, and follows the moves
+since then, one after the other.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from shapekit.decision import Decision
 from shapekit.rate import Value
 
 MOST = 2**16
-"""How many rows, other places and gaps are remembered, and a quarter of how many slots lie in rows. Above it,
-a place is given back at once, and the gap in the middle expires unused.
+"""How many rows, other places and gaps are remembered, and a quarter of how many slots may lie in rows.
+Beyond that, a place is not kept but refunded at once, and the middle one of the gaps is dropped.
 """
 _ROW, _SINGLE, _UNDO, _GAP = 7, 6, 2, 2
 
 Row: TypeAlias = tuple[int, int, int, int, int, int, int]
-"""Start, number of slots, departure of the first; the tail and the newest departure before that one; and how
-far time was ahead when they were charged: that of aligned limits, and civil time.
+"""Start, number of slots, departure of the first; the tail and the newest departure before the first; and how
+far the time of aligned limits, and civil time, were ahead when the slots were charged.
 """
 Single: TypeAlias = tuple[int, int, int, int, tuple[int, int], Receipts]
 """Start, end, departure, cost; the tail and the newest departure before it; and its receipts."""
@@ -64,9 +64,9 @@ Free: TypeAlias = tuple[Pages, Pages]
 NONE: Free = ((), ())
 
 MOST_LEFT = 256
-"""How many rows of slots that have left are kept apart."""
+"""How many rows of slots that have left are remembered."""
 MOST_ROWS = 2**16
-"""How many rows of waiting slots are kept: no order of giving back makes more among twice as many slots."""
+"""How many rows of waiting slots are kept: in twice as many slots, no order of giving back makes more."""
 MOST_SAID = 64
 """How many settlements are kept whose answers may have been lost."""
 _GONE, _WORD = 3, 5
@@ -78,24 +78,24 @@ Word: TypeAlias = tuple[int, int, int, int, int]
 then, and the nonce that came with it.
 """
 Gone: TypeAlias = tuple[Pages, int, tuple[Word, ...]]
-"""The first, the last and the latest departure of each row of numbers that are gone; the departure up to
-which all slots count as gone; and the latest settlements.
+"""For each row of numbers that are gone, the first, the last and the latest departure; then the departure up
+to which all slots count as gone; and the latest settlements.
 """
 
 NOTHING_GONE: Gone = ((), -1, ())
 
 MOST_PAUSES = 16
-"""How many pauses ahead are remembered. Above this, the shortest is forgotten."""
+"""How many pauses ahead are remembered; beyond that, the shortest one is forgotten."""
 
 Pauses: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 """Under constraints: the shift that the last hold began with, -1 if that does not matter; and the pauses
-ahead, pairs of departures between which no call leaves.
+ahead: pairs of departures between which no call leaves.
 """
 NO_PAUSES: Pauses = (-1, ())
 
 
 class Grant(NamedTuple):
-    """The answer to a reservation, with all that is needed to confirm, cancel or settle it."""
+    """The answer to a reservation, with everything that is needed to confirm, cancel or settle it."""
 
     accepted: bool
     wait_us: int
@@ -103,10 +103,9 @@ class Grant(NamedTuple):
     departs_at_us: int
     """The departure, on the store's clock."""
     held: bool
-    """Whether the key, or a part of it, was held at that time."""
+    """Whether the key, or a part of it, was held when the slot was granted."""
     refusal: Decision | None
-    """The decision that refused; `binding` names a spent budget, and is None if only the wait was too long.
-    """
+    """The decision that refused; `binding` names a spent quota, and is None if only the wait was too long."""
     cost: int
     generation: int
     """The life of the key; a reset starts a new one. Negative if the slot is not in the primary store."""
@@ -122,7 +121,7 @@ class Grant(NamedTuple):
     """The tail and the newest departure before this call."""
     receipts: Receipts
     queue: Any = None
-    """The queue that granted it, if an operator has set its numbers; None for the shaper's own."""
+    """The queue that granted the slot, if an operator has set its limits; None for the shaper's own."""
 
     @classmethod
     def refused(cls, wait_us: int, now: int, *, held: bool, told: Decision, cost: int) -> Grant:
@@ -133,7 +132,7 @@ class Grant(NamedTuple):
 Granted: TypeAlias = tuple[
     bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts, Any
 ]
-"""A Grant without names, as the hot path returns it: names would cost a tenth."""
+"""A Grant as a plain tuple, which the hot path returns: names would make it slower by a tenth."""
 ACCEPTED: Final = 0
 WAIT_US: Final = 1
 DEPARTS_AT_US: Final = 2
@@ -141,7 +140,7 @@ REFUSAL: Final = 4
 COST: Final = 5
 GENERATION: Final = 6
 QUEUE: Final = 13
-"""The index of the fields that are read there."""
+"""The indexes of the fields that the hot path reads."""
 
 Asked: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""
@@ -162,7 +161,7 @@ class Places(Value):
         self._fill(_constraints=constraints, _lead=lead, _paced=paced, _q=q, _slot=slot if paced else 1)
 
     def given_back(self, free: Free, grant: Grant, number: int) -> Free | None:
-        """The free places with one more, on a line with this latest number; None if there are too many."""
+        """The free places with one more; None if there are too many. `number` is the latest of the line."""
         rows, singles = free
         place = (grant.start, grant.end, grant.due_us, grant.cost, grant.undo, grant.receipts)
         offsets = self._offsets(place)
@@ -190,7 +189,7 @@ class Places(Value):
         return None if is_full else (kept, singles)
 
     def first(self, free: Free, cost: int) -> tuple[Free, Single] | None:
-        """The places that are left, and the first one with at least this cost."""
+        """The first place with at least this cost, after the places that are left without it."""
         rows, singles = free
         single: Single | None = next((one for page in singles for one in page if one[3] >= cost), None)
         if cost == 1 and rows and (single is None or rows[0][0][0] < single[0]):
@@ -221,10 +220,10 @@ class Places(Value):
                 return (rows, singles), undo, parts
 
     def swept(self, free: Free, parts: States, at: int, ahead: Ahead) -> tuple[Free, States]:
-        """The places without those that have passed; their charges are given back.
+        """The places without those that have passed, whose charges are given back.
 
-        The last of them that touch stay as one, at no cost, while its end lies ahead: the tail may still
-        retract over it.
+        If the last of these ends ahead of `at`, it stays, merged with those that touch it, at no cost: the
+        tail may still retract over it.
         """
         rows, singles = free
         gone: list[Single] = [*takewhile(lambda place: place[2] < at, chain.from_iterable(singles))]
@@ -254,11 +253,11 @@ class Places(Value):
         return parts
 
     def inspect(self, free: Any) -> None:
-        """Refuse places that were read and are malformed or too many."""
+        """Raise if places from a store are malformed or too many."""
         rows, singles = free
         pages.inspect(rows, _ROW, MOST)
         too_short = any(row[1] < 1 for row in pages.flat(rows))
-        # What has passed leaves one more.
+        # The places that have passed leave one more.
         if too_short or _slots(rows) > 4 * MOST or pages.count(singles) > MOST + 1:
             raise ValueError("these are no places, or too many")
         for *numbers, undo, receipts in pages.flat(singles):
@@ -269,15 +268,15 @@ class Places(Value):
     # inside
 
     def _offsets(self, place: Single) -> tuple[int, int] | None:
-        """How far time was ahead when it was charged; None if more than that has to be kept."""
+        """How far time was ahead when the place was charged; None if a row cannot hold all of it."""
         start, end, due, cost, _, receipts = place
         if cost != 1 or end - start != self._slot:
             return None
         return self._constraints.offsets(due, receipts)
 
     def _due(self, row: Row, index: int) -> int:
-        """The departure of a slot of the row; past the last slot, that of a slot that would follow."""
-        # Where limits have changed, the first may leave before its position.
+        """The departure of a slot of the row; past the last slot, the departure that the next would have."""
+        # If limits were changed, the first slot may leave before its position.
         if index == 0 or not self._paced:
             return row[2]
         return max(row[2], -((self._lead - row[0] - index * self._slot) // self._q))
@@ -345,7 +344,7 @@ def gaps_after(gaps: Pages, time: int) -> Pages:
 
 
 def gaps_room(gaps: Pages, soonest: int, width: int) -> int | None:
-    """Where a newcomer fits into the first gap that is wide enough; None if there is none."""
+    """Where a newcomer begins in the first gap that is wide enough; None if there is none."""
     for page in gaps:
         for start, end in page:
             begin = max(start, soonest)
@@ -360,7 +359,7 @@ def gaps_slots(gaps: Pages, soonest: int, width: int) -> int:
 
 
 def gaps_taken(gaps: Pages, start: int, end: int) -> Pages:
-    """The gaps after the part from `start` to `end` was taken."""
+    """The gaps after a newcomer took the part from `start` to `end`."""
     low, high, near, index = pages.around(gaps, start + 1)
     last = near[index - 1][1]
     left = ((end, last),) if end < last else ()
@@ -368,10 +367,10 @@ def gaps_taken(gaps: Pages, start: int, end: int) -> Pages:
 
 
 def gaps_given_back(gaps: Pages, start: int, end: int) -> Pages:
-    """The gaps with one more stretch.
+    """The gaps with one more.
 
-    If there are too many, the one in the middle is forgotten: newcomers take the first, and the tail retracts
-    over the last.
+    If there are too many, the middle one is forgotten: newcomers take the first gaps, and the tail retracts
+    over the last ones.
     """
     low, high, near, index = pages.around(gaps, start)
     left = right = index
@@ -388,14 +387,14 @@ def gaps_given_back(gaps: Pages, start: int, end: int) -> Pages:
 
 
 def gaps_retracted(gaps: Pages, start: int) -> tuple[int, Pages]:
-    """The tail once the slot at `start` is off its end, also over a gap before it; and the gaps left."""
+    """The tail after it retracted over the slot at `start` and over a gap before that; and the gaps left."""
     if gaps and gaps[-1][-1][1] == start:
         return gaps[-1][-1][0], pages.without_last(gaps)
     return start, gaps
 
 
 def inspect_gaps(gaps: Any) -> None:
-    """Refuse gaps that were read and are malformed or too many."""
+    """Raise if gaps from a store are malformed or too many."""
     pages.inspect(gaps, _GAP, MOST)
 
 
@@ -429,21 +428,21 @@ def with_slot(gone: Gone, number: int, due: int, at: int) -> Gone | None:
 
 
 def with_word(gone: Gone, word: Word) -> Gone:
-    """The record with one more settlement, which replaces the last one of the same grant."""
+    """The record with one more settlement, which replaces an earlier one of the same grant."""
     rows, floor, words = gone
     kept = [old for old in words if old[:2] != word[:2]]
     return rows, floor, (*kept[1 - MOST_SAID :], word)
 
 
 def settled_since(gone: Gone, generation: int, number: int) -> int:
-    """How many of the settlements that are known have come after this number."""
+    """How many of the remembered settlements came after this number."""
     return sum(word[0] == generation and word[2] > number for word in gone[2])
 
 
 def last_word(gone: Gone, generation: int, number: int, nonce: int) -> tuple[int, int] | None:
-    """The number that followed this one, and the slot's cost since then; None if not known.
+    """The number that followed this one, and the slot's cost since then; None if they are not known.
 
-    None also if the process has settled the slot again since: this repetition comes too late.
+    None also if the process has settled the slot once more since then: this repetition comes too late.
     """
     for *known, follows, cost, latest in gone[2]:
         if known == [generation, number]:
@@ -452,7 +451,7 @@ def last_word(gone: Gone, generation: int, number: int, nonce: int) -> tuple[int
 
 
 def inspect_gone(gone: Any) -> None:
-    """Refuse a record that was read and is malformed or too large."""
+    """Raise if a record from a store is malformed or too large."""
     rows, floor, words = gone
     pages.inspect(rows, _GONE, MOST_ROWS)
     if len(words) > MOST_SAID or any(len(word) != _WORD for word in words):
@@ -468,44 +467,44 @@ def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
     if len(departures) < kept:
         if len(known) < MOST_ROWS:
             return rows, floor
-        # Nothing else is left to forget: the slots that leave next can no longer be given back.
+        # No slots that have left are there to forget: the slots that leave next can no longer be given back.
         departures, kept = sorted([due for _, _, due in known]), MOST_ROWS // 2
     floor = max(floor, departures[-kept])
     return pages.paged([row for row in known if row[2] > floor]), floor
 
 
 AT_ONCE = 2**60
-"""The interval before a move that lets all calls go: longer than any other."""
+"""The old interval in a move that lets all calls leave at once: longer than any real one."""
 MOST_MOVES = 8
-"""How many moves a key remembers: a call that waits through more keeps the slot of its promise."""
+"""How many moves a key remembers: a call that waits through more of them keeps the slot it was granted."""
 NOTICE_US = 350_000
-"""How far ahead of a change its pivot lies: by then, every process whose calls leave soon has heard."""
+"""How long after a change its pivot lies: by then, every process whose calls leave soon knows of it."""
 _MOVE = 9
 
 
 class Move(NamedTuple):
-    """One change of the numbers of a queue."""
+    """One change of the limits of a queue."""
 
     generation: int
-    """The generation of the grants that it moves to the next one."""
+    """The generation of the grants that it moves; they become those of the next one."""
     pivot_us: int
     """Up to when nothing changes, on the queue's own time."""
     interval: int
-    """The interval before, in units of 1/q µs; each pair of intervals matters by its ratio alone."""
+    """The interval before, in units of 1/q µs; only the ratio of the two intervals matters."""
     q: int
     interval_since: int
     """The interval since then, in units of 1/q_since µs."""
     q_since: int
     burst: int
-    """The burst before: by that much a call leaves ahead of its place."""
+    """The burst before, which a call leaves ahead of its place by."""
     burst_since: int
     """The burst since then."""
     changed_us: int
-    """When it was made, on the queue's own time: departures before are none of its business."""
+    """When the change was made, on the queue's own time: it does not move departures before that."""
 
     @property
     def is_later(self) -> bool:
-        """Whether calls are further apart since then."""
+        """Whether the distance of calls has changed; they have then moved later."""
         return self.interval * self.q_since != self.interval_since * self.q
 
     def place(self, position: int) -> int:
@@ -523,9 +522,9 @@ class Move(NamedTuple):
         return self.changed_us * self.q_since + used
 
     def stretch(self, start: int, end: int) -> tuple[int, int]:
-        """Where what lies between two positions is now: no wider than it was, by the new interval.
+        """Where a stretch between two positions is now: as wide as before in new intervals, or narrower.
 
-        A higher burst moves what is ahead further, and with it what lies on both sides of the present.
+        A higher burst moves what is ahead further on, including a stretch that the present lies in.
         """
         changed, lead = self.changed_us * self.q, self.interval * (self.burst - 1)
         if start - lead > changed or end - lead <= changed:
@@ -546,16 +545,16 @@ class Move(NamedTuple):
         return -(-self._stretched(at_us * self.q) // self.q_since)
 
     def moved(self, grant: Grant, constraints: Constraints) -> Grant:
-        """A grant of the generation before, as one of the next; `constraints` are those that charged it."""
+        """A grant of this generation as one of the next; `constraints` are those that charged it."""
         tail, newest = grant.undo
         due_us = self.instant(grant.due_us)
         if self.interval >= AT_ONCE * self.q:
-            # It keeps its turn, but gives nothing back: it is counted anew, and others may be where it was.
+            # The call keeps its order but gives nothing back: it counts anew, and its place may be taken.
             generation = grant.generation + 1
             return grant._replace(generation=generation, end=grant.start, due_us=due_us, receipts=())
         exact = grant.start - self.interval * max(0, self.burst - grant.cost)
         if grant.due_us > self.pivot_us and -(-exact // self.q) == grant.due_us:
-            # An instant is rounded up, and should not be so twice.
+            # The instant was rounded up: move the exact position, so that it is not rounded up twice.
             due_us = -(-self._stretched(exact) // self.q_since)
         start, end = self.place(grant.start), self.place(grant.end)
         if grant.due_us >= self.changed_us:
@@ -570,7 +569,7 @@ class Move(NamedTuple):
         )
 
     def given_back(self, free: Any, gone: Gone) -> tuple[Any, Gone]:
-        """The gaps, and what is gone, after it; there are no places then."""
+        """The gaps and the record of gone slots after the move; places do not survive one."""
         rows, floor, words = gone
         gaps = mapped(free, lambda gap: self.stretch(*gap))
         known = mapped(rows, lambda row: (row[0], row[1], self.instant(row[2])))
@@ -582,9 +581,9 @@ Moves: TypeAlias = tuple[Move, ...]
 
 
 def followed(grant: Grant, moves: Iterable[Move], own: Constraints) -> Grant | None:
-    """The grant after all moves since; None if none of them is known to concern it.
+    """The grant after all moves since it was made; None if no remembered move applies to it.
 
-    `own` are the constraints of the shaper's own numbers.
+    `own` are the constraints of the shaper's own queue.
     """
     generation = grant.generation
     constraints = own if grant.queue is None else grant.queue.constraints
@@ -595,7 +594,7 @@ def followed(grant: Grant, moves: Iterable[Move], own: Constraints) -> Grant | N
 
 
 def inspect_moves(moves: Sequence[Sequence[int]]) -> None:
-    """Refuse moves that were read and are malformed or too many."""
+    """Raise if moves from a store are malformed or too many."""
     for move in moves:
         sum(move)
         if len(move) != _MOVE or min(move[2:-1]) < 1:

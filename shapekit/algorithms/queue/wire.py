@@ -1,9 +1,9 @@
-"""Wire: what a store asks of a queue, and the form in which that goes to the Lua twin and comes back.
+"""Wire: the operations of a queue that stores run, and their form on the way to the Lua twin and back.
 
 WiredQueue converts a queue, its states and its grants. The twin keeps a position as whole microseconds and a
-remainder below q. Its answer to an admitted call contains only what cannot be computed here.
+remainder below q. Its answer to an admitted call contains only what Python cannot compute.
 
-Below it are the operations, RESERVE and the like (`Operation` in base.py).
+The operations follow below it: RESERVE and the others (`Operation` in base.py).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _FAR = 2**52
 UNKNOWN = -1
 
 Further: TypeAlias = tuple[int, int, int]
-"""How many slots in addition to those asked for, how much later than the first of them the last one may
+"""How many slots to take in addition to those asked for, how long after the first of these the last one may
 depart, and a nonce as in Asked.
 """
 Confirmed: TypeAlias = tuple[int, int, int, int, int]
 """The state of a key: generation, shift, end of the hold, the time, end of the mark."""
 Late: TypeAlias = tuple[int, int, int, int]
-"""A call that is late: its generation, until when it could use its slot on the queue's own time, its cost,
-and a nonce as in Asked.
+"""A late call: its generation, until when, on the queue's own time, its slot could be used, its cost, and a
+nonce as in Asked.
 """
 Moved: TypeAlias = tuple[int, int]
-"""When a late call may leave, and until when time stands still for it; UNKNOWN if it has no new slot: then it
-may leave if that time has come, and has to ask again if not.
+"""When a late call may leave, and until when time stands still for it. The latter is UNKNOWN if the call has
+no new slot: then it may leave if the former has come, and has to ask again if not.
 """
 
 
@@ -111,7 +111,7 @@ class WiredQueue(Value):
         )
 
     def before_run(self, sent: Any) -> Any:
-        """The line that a run of reservations began with, as far as they go by it."""
+        """The line that a run of reservations began with, from the twin's short form."""
         tail, rest, newest, generation, number, until, shift, mark = sent
         book = ((), slots.NOTHING_GONE, mark, (), 0, slots.NO_PAUSES) if mark else ()
         return (tail * self.q + rest, newest, generation, number, until, shift, book, ())
@@ -119,7 +119,7 @@ class WiredQueue(Value):
     def grant_sent(self, grant: Grant) -> list[Any]:
         """A grant in the form of the twin."""
         grant = self.own(grant)
-        # The numbers of another queue may be too large for the twin, but then their places are not used.
+        # Positions of another queue may be too large for the twin, but then they are not used.
         most = _LARGEST * self.q
         positions = self._flat(min(grant.start, most), min(grant.end, most), min(grant.undo[0], most))
         receipts = self.constraints.receipts_sent(grant.receipts)
@@ -134,7 +134,7 @@ class WiredQueue(Value):
         ]
 
     def own(self, grant: Grant) -> Grant:
-        """A grant with receipts of the own constraints: another queue may have granted it."""
+        """A grant with receipts for this queue's constraints, if another queue has granted it."""
         constraints = self.constraints
         if not (constraints.algorithms or grant.receipts):
             return grant
@@ -175,7 +175,7 @@ class WiredQueue(Value):
         )
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
-        """The answer to `reserve_many` from the twin, which sends what all slots have in common once."""
+        """The answer to `reserve_many` from the twin, which sends once what all slots have in common."""
         (generation, shift, until, now, mark), latest, answers = sent
         common = (shift, int(max(until, mark) > now))
         number = latest - sum([len(answer) != REFUSED for answer in answers])
@@ -188,7 +188,7 @@ class WiredQueue(Value):
         return (generation, shift, until, now, mark), tuple(received)
 
     def _book_sent(self, book: Any) -> list[Any]:
-        """Rows of numbers go as strings, which the twin can search without reading all of them."""
+        """The book in the form of the twin: rows as strings, which it can search without decoding all."""
         if not book:
             return []
         free, (rows, floor, words), mark, changes, stands, (base, pauses) = book
@@ -288,8 +288,8 @@ class _Reserve(Operation):
         return cost, max_wait
 
     def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
-        # A slot that has passed, as one for now always has by then, cannot be cancelled. But its call never
-        # leaves, so it is settled at 0, which leaves the slot where it was.
+        # A slot that has passed, as one for now always has, cannot be cancelled. But its call never leaves,
+        # so it is settled at 0, which leaves the slot where it was.
         grant, (_, _, nonce) = Grant(*answer), args[0]
         return ((CANCEL, (grant,)), (SETTLE, ((grant, 0, nonce),))) if grant.accepted else ()
 
@@ -298,7 +298,7 @@ class _Reserve(Operation):
         return cost
 
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Granted:
-        # A cost beyond the limit in the code is one that an operator's limit allows.
+        # A cost beyond the limit in the code is one that an operator's limit has allowed.
         cost, *rest = args[0]
         asked = (min(cost, program.max_cost), *rest)
         granted = program.reserve(None, at.instant, asked, at.skew)[1]
@@ -419,7 +419,7 @@ class _CancelMany(Operation):
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
         (grants,) = args
-        # They were granted on the same side, or they would not be given back together.
+        # All of them were granted on the same side, or they would not be given back together.
         side = side_of(grants[0].generation) if grants else Side.PRIMARY
         return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
 
@@ -450,7 +450,7 @@ class _Late(Operation):
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
         (calls,) = args
-        # Those on one side come together.
+        # All of them are on the same side: see `LateCalls`.
         side = side_of(calls[0][0])
         if side is Side.LOCAL:
             args = (tuple([(-2 - generation, *rest) for generation, *rest in calls]),)
@@ -458,7 +458,7 @@ class _Late(Operation):
 
 
 class _Hold(Operation):
-    """An operation that holds a key, a part of it, or ends that; without a store nothing is held."""
+    """An operation that holds a key or marks it, or ends a hold; while the store is gone, nothing is held."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -470,7 +470,7 @@ class _Hold(Operation):
 
 
 class _Look(Operation):
-    """Reads the state itself and its time, for callers that compute with it; permits use it, too."""
+    """Reads the state itself and its time, for callers that compute with it; also used for permits."""
 
     name = "look"
     is_read = True
