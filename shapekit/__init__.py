@@ -100,7 +100,7 @@ __all__ = [
     "shaped",
 ]
 
-# Loaded when asked for. RedisStore is no part of `import *`, which would fail where redis is not installed.
+# Loaded on first use. RedisStore is not in `__all__`: without redis installed, `import *` would fail.
 _ON_DEMAND = {
     "LLMBudget": "shapekit.llm.budget",
     "LLMCall": "shapekit.llm.call",
@@ -120,6 +120,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - who never asks need not load it
+    from importlib import import_module  # noqa: PLC0415 - loaded on first use only
 
     return getattr(import_module(_ON_DEMAND[name]), name)

@@ -1,8 +1,8 @@
 """Clocks: what time it is, and how to wait for a later one.
 
-A clock has two hands. `now_us` is the timeline of rates: it starts at the epoch time of its making
-and never steps, whatever is done to the system's date. `wall_us` is civil time, which may step;
-only calendar quotas ask for it.
+A clock has two readings. `now_us` is the timeline of rates: it starts at the epoch time at which the
+clock was made, and never steps, even if the system's date is set. `wall_us` is civil time, which may
+step; only calendar quotas use it.
 
 ManualClock: virtual time, for the clock's readers and for its sleepers.
 
@@ -15,23 +15,23 @@ Sleepers in threads, asyncio and trio wake when virtual time reaches them, so an
 costs milliseconds. Time moves in one of two ways:
 
 - by hand: `advance(seconds)`, `set(seconds)`, and `await aadvance(seconds)` on an event loop. Each
-  sleeper on the way is woken at its own instant, and gets to act on it before time moves on.
+  sleeper on the way wakes at its own instant, and acts before time moves on.
 - by itself: `ManualClock(autojump=True)` jumps to the next sleeper as soon as no task is awake. A
   test without threads or tasks then simply runs, and its sleeps take no time.
 
 Inside `virtual_time`, every SystemClock of the process shows the time of one ManualClock, so that a policy
-which a module made when it was imported needs no clock of its own. What the process has counted and learned
-is forgotten when virtual time begins and when it ends: a test finds all limits as new, and leaves them so.
+made at import time needs no `clock=`. The process forgets what it has counted and learned when virtual time
+begins and when it ends, so that each test starts with fresh limits.
 
-Sleepers: one sleep until a slot comes, in bounded steps, that can be cut short. Long waits are slept in
-chunks: no timer is asked for more than it can hold, a machine that was suspended notices on waking, and
-nothing fires early. A thread that sleeps while an event loop runs on it is warned, at the user's own line.
+Sleepers: the calls of one shaper that sleep until their slots. A long wait is slept in chunks, so that no
+timer is set beyond its range, and a machine that was suspended notices it soon after waking. A synchronous
+sleep on a thread that runs an event loop emits a warning at the user's line.
 
-Line: the tasks that sleep on one event loop, in the order in which they go. A loop that comes late to its
-timers wakes those that are due in any order. So a task that wakes too early goes on sleeping, and each that
-goes wakes the next. Only tasks of that loop touch its line.
+Line: the tasks that sleep on one event loop, in the order in which they leave. A loop that is late for its
+timers wakes the tasks that are due in any order, so a task that wakes out of order sleeps on, and each task
+that leaves wakes the next. Only tasks of that loop touch its line.
 
-StoreClock: how far a clock is ahead of a store's.
+StoreClock: an estimate of how far the callers' clock is ahead of the store's.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ T = TypeVar("T")
 class Clock(Protocol):
     """The time of a store: two readings, both in epoch microseconds, and two ways to sleep.
 
-    A clock of your own has these four methods; whether it is a subclass does not matter. Its sleeps may be
-    over too soon, since a sleeper looks at `now_us` again and goes on. They must not outlast the alarm,
-    which is set when a shaper or store is closed, for instance.
+    A clock of your own needs these four methods; it need not be a subclass. Its sleeps may end early: the
+    sleeper reads `now_us` again and sleeps on. They must end when the alarm is set, for instance because a
+    shaper or store was closed.
     """
 
     @abstractmethod
@@ -102,7 +102,7 @@ class SystemClock:
 
     __slots__ = ("_offset_us",)
 
-    # Kept where freezegun does not exchange it: a clock that is stopped and set would lead decades ahead.
+    # Kept where freezegun does not patch it: ticks that freeze and jump could put this clock decades ahead.
     _ticks_ns = staticmethod(time.monotonic_ns)
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class SystemClock:
         return self._ticks_ns() // 1_000 + self._offset_us
 
     def ticks(self) -> tuple[Callable[[], int], int, int]:
-        """What `now_us` does, without its call: reads ticks, divides by ticks per µs, and adds µs."""
+        """The parts of `now_us`, for callers that inline it: a tick reader, ticks per µs, offset in µs."""
         return self._ticks_ns, 1_000, self._offset_us
 
     def wall_us(self) -> int:
@@ -129,7 +129,7 @@ class SystemClock:
 
 
 class RealClock(SystemClock):
-    """A SystemClock that no test replaces, for a store that counts by a clock outside of this process."""
+    """A SystemClock that `virtual_time` leaves alone, for stores whose clock is outside this process."""
 
     __slots__ = ()
 
@@ -152,19 +152,22 @@ class _Sleeper:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved. Instants are seconds from the epoch."""
+    """A clock of virtual time, for tests. Instants are epoch seconds.
+
+    It stands still until `advance` or `set` moves it; with `autojump=True` it jumps to the next sleeper.
+    """
 
     def __init__(self, start: float = 0.0, *, autojump: bool = False) -> None:
         self._now_us = _micros("start", start)
         self._wall_ahead_us = 0
         self._autojump = boolean("autojump", autojump)
         self._lock = threading.RLock()
-        # To wait and to notify: its own `with` is Python, and may lose what it took to a signal handler.
+        # Only for wait and notify: its `with` is Python code, where a signal handler could leak the lock.
         self._changed = threading.Condition(self._lock)
         self._sleepers: dict[_Sleeper, None] = {}
         self._threads: set[threading.Thread] = set()
         self._roused: set[threading.Thread] = set()
-        """Those whose sleep was ended early, until they sleep again."""
+        """Threads whose sleep was ended early, until they sleep again."""
         self._driven: set[object] = set()
         self._sleeps = 0
 
@@ -183,25 +186,25 @@ class ManualClock:
     # moving
 
     def advance(self, seconds: float) -> None:
-        """Move time on, through each sleeper's instant in order. Never negative."""
+        """Move time forward by `seconds` (not negative), waking each sleeper at its own instant, in order."""
         target = self._now_us + _micros("seconds", seconds)
         self._settle_early()
         while (woken := self._step(target)) is not None:
             for sleeper in woken:
                 if sleeper.thread is not None:
                     self._settle(sleeper.thread)
-            # What those have done may have ended the sleep of others.
+            # The woken threads may have ended the sleep of others.
             self._settle_early()
 
     async def aadvance(self, seconds: float) -> None:
-        """`advance` for tests on an event loop: the tasks run at their instants."""
+        """`advance` for tests on an event loop: each task runs at its own instant."""
         target = self._now_us + _micros("seconds", seconds)
         await _others_blocked()
         while self._step(target) is not None:
             await _others_blocked()
 
     def set(self, seconds: float) -> None:
-        """Set both times to `seconds`, which may be in the past. Wakes the sleepers that are due."""
+        """Set the time to `seconds`, which may be in the past. Wakes the sleepers that are due."""
         target = _micros("seconds", seconds)
         if target >= self._now_us:
             self.advance((target - self._now_us) / SECOND_US)
@@ -231,7 +234,7 @@ class ManualClock:
             return due
 
     def _settle_early(self) -> None:
-        """Let those act whose sleep was ended early, and that have not slept since."""
+        """Let the threads act whose sleep was ended early and that have not slept since."""
         stuck = {threading.current_thread()}
         while True:
             with self._lock:
@@ -242,8 +245,8 @@ class ManualClock:
             stuck.update([thread for thread in early if not self._settle(thread)])
 
     def _settle(self, thread: threading.Thread) -> bool:
-        # A thread has used its instant when it sleeps here again or has ended. One that waits for
-        # something else cannot be told from one that is slow: it gets a bounded time.
+        # A thread is done with its instant when it sleeps here again or has ended. One that waits for
+        # something else looks the same as a slow one, so it gets a bounded time.
         def settled() -> bool:
             asleep = any(s.thread is thread and not s.alarm.is_set() for s in list(self._sleepers))
             return asleep or not thread.is_alive()
@@ -294,7 +297,7 @@ class ManualClock:
 
     def _end_wait(self, sleeper: _Sleeper) -> None:
         if sleeper.thread is not None and sleeper in self._sleepers:
-            # First, so that at no moment it is found in neither.
+            # Added before it is removed below, so that it is always found in one of the two.
             self._roused.add(sleeper.thread)
         self._sleepers.pop(sleeper, None)
 
@@ -314,7 +317,7 @@ class ManualClock:
                     self._jump()
                     continue
                 seen = self._sleeps
-            # Somebody is awake. They sleep, they end, or they wait for something else than time.
+            # A thread is awake: it will sleep, end, or is waiting for something other than time.
             if not alarm.wait(0.005) and seen == self._sleeps:
                 self._jump()
 
@@ -344,7 +347,7 @@ class ManualClock:
 
 
 async def _others_blocked() -> None:
-    """Return when every other task of this loop waits for something."""
+    """Return when every other task of this loop is waiting for something."""
     if not _is_asyncio(running_loop()):
         from trio.testing import wait_all_tasks_blocked  # noqa: PLC0415 - only where trio runs already
 
@@ -374,7 +377,7 @@ def _is_asyncio(loop: object) -> bool:
 
 
 _WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Tasks that wait for all others to wait: they do not wait for each other."""
+"""Tasks inside `_others_blocked`, which do not wait for each other."""
 
 
 def _micros(field: str, value: object, *, least: int = 0) -> int:
@@ -386,24 +389,24 @@ def _micros(field: str, value: object, *, least: int = 0) -> int:
 
 
 _ALL: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
-"""By id: a store need not be hashable."""
+"""By `id()`, since a store need not be hashable."""
 
 
 def forgets(one: T, forget: Callable[[T], None]) -> None:
-    """Call `forget(one)` where virtual time begins and ends, as long as it lives."""
+    """Call `forget(one)` whenever virtual time begins or ends, as long as `one` is alive."""
     _ALL[id(one)] = weakref.ref(one, partial(_ALL.pop, id(one))), forget
 
 
 _VIRTUAL: dict[ManualClock, None] = {}
-"""The clocks of virtual time, while it goes by them."""
+"""The clocks of the `virtual_time` blocks that are open."""
 
 
 @contextmanager
 def virtual_time() -> Iterator[ManualClock]:
-    """Inside, system clocks show virtual time, from 0 on; it jumps whenever all threads and tasks sleep.
+    """Inside, every SystemClock shows virtual time, which jumps from 0 on when all threads and tasks sleep.
 
-    The methods of the class are exchanged: to read the time costs no more than before. Those who still sleep
-    at the end are woken, and go on by the system's time.
+    The methods of the class are replaced, so that reading the time costs no more than before. Calls that
+    still sleep at the end are woken, and continue by the system's time.
     """
     clock = ManualClock(autojump=True)
     hands = {name: getattr(clock, name) for name in ("now_us", "wall_us", "sleep", "asleep")}
@@ -431,13 +434,13 @@ def _forget_all() -> None:
 
 
 Place: TypeAlias = tuple[int, int, int]
-"""When it is due, its slot among those that are due with it, and a number that no other place has."""
+"""When the sleeper is due, its order among sleepers due at the same time, and a unique number."""
 
 _numbers = count()
 
 
 class Line:
-    """Places by their order, each with the alarm that its sleeper waits for."""
+    """The places of one loop's sleepers, in order, each with the alarm that wakes its sleeper."""
 
     __slots__ = ("_alarms", "_latest_us", "_places")
 
@@ -447,26 +450,26 @@ class Line:
         self._latest_us = 0
 
     def join(self, due_us: int, order: int) -> Place:
-        """Stand in line."""
+        """Take a place in line; `order` decides between sleepers due at the same time."""
         place = (due_us, order, next(_numbers))
         insort(self._places, place)
         return place
 
     def begin_wait(self, place: Place, alarm: AsyncAlarm) -> None:
-        """Say what wakes the sleeper at this place."""
+        """Set the alarm that wakes the sleeper at this place."""
         self._alarms[place] = alarm
 
     def is_first(self, place: Place) -> bool:
-        """Whether no other goes before."""
+        """Whether this place is at the head of the line."""
         return self._places[0] is place
 
     def leave(self, place: Place) -> None:
-        """Go, or give up."""
+        """Remove a place: its sleeper leaves, or gives up."""
         del self._places[bisect_left(self._places, place)]
         self._alarms.pop(place, None)
 
     def call_first(self, now_us: int) -> None:
-        """Wake the sleeper that goes first, if it is due, or was before the clock went back."""
+        """Wake the sleeper at the head of the line if it is due, or was due before the clock went back."""
         if now_us > self._latest_us:
             self._latest_us = now_us
         if self._places and self._places[0][0] <= self._latest_us:
@@ -482,24 +485,24 @@ CHUNK_S = 60.0
 
 
 class Sleepers:
-    """Everybody who sleeps for one shaper; `close` wakes them all."""
+    """The calls that sleep for one shaper; `close` wakes them all."""
 
     def __init__(self, clock: Clock, what: str, chunk_s: float = CHUNK_S) -> None:
         self._clock = clock
         self._what = what
         self._chunk_s = chunk_s
         self.is_closed = False
-        """Whether waiting here has ended for good."""
+        """Whether `close` was called: from then on every sleep raises."""
         self.begin()
         _SLEEPERS.add(self)
 
     def begin(self) -> None:
-        """Start without sleepers: at first, and in a forked child, because they are threads of its parent."""
+        """Start without sleepers: when made, and in a forked child, which lacks its parent's threads."""
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
 
     def sleep(self, until_us: int) -> None:
-        """Block this thread until then."""
+        """Block this thread until the clock reaches `until_us`."""
         while until_us > self._clock.now_us():
             warn_in_event_loop()
             alarm = ThreadAlarm()
@@ -513,10 +516,10 @@ class Sleepers:
     async def asleep(
         self, until_us: int, order: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
     ) -> bool:
-        """Suspend this task until then; where there is `news` before, maybe not that long, which is returned.
+        """Suspend this task until `until_us`; returns True if the alarm `news` ended the sleep earlier.
 
-        Of the tasks on this loop that are due, the first to be due goes first, and of those due together the
-        one with the lower `order`; with `others_too`, tasks that are about to come here count.
+        Tasks of this loop leave in the order of `until_us`, then of `order`. With `others_too`, tasks that
+        are about to sleep here take their places first.
         """
         clock, loop = self._clock, running_loop()
         line = self._lines.get(loop)
@@ -551,7 +554,7 @@ class Sleepers:
                 self._lines.pop(loop, None)
 
     async def rest(self, driver: Driver, alarm: Any, until_us: int | None) -> None:
-        """Sleep until the alarm rings, or until then; None for as long as it takes."""
+        """Sleep until the alarm is set, at most until `until_us`; None for no bound."""
         while not alarm.is_set() and (step_s := self._step_s(until_us)) > 0:
             self._enter(alarm)
             try:
@@ -561,24 +564,24 @@ class Sleepers:
         self._check_open()
 
     def _step_s(self, until_us: int | None) -> float:
-        # Asked right before the sleep: what was done since the last look at the clock took its time.
+        # Computed right before the sleep, since time has passed since the clock was last read.
         if until_us is None:
             return self._chunk_s
         return min(max(0, until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
 
     @property
     def sleeping(self) -> int:
-        """How many sleep now."""
+        """How many calls sleep now."""
         return len(self._alarms)
 
     def close(self) -> None:
-        """Wake all sleepers; they raise, and so do all that come to sleep later."""
+        """Wake all sleepers, which raise StoreUnavailableError, as every later sleep does."""
         self.is_closed = True
         for alarm in list(self._alarms):
             alarm.set()
 
     def store_closed(self) -> None:
-        """`close`, with all others that wait for what the store has promised."""
+        """`close`, because the store was closed: the errors then name the store."""
         if not self.is_closed:
             self._what = f"the store of {self._what}"
         self.close()
@@ -591,7 +594,7 @@ class Sleepers:
         self._check_open()
         self._alarms.add(alarm)
         if self.is_closed:
-            # By another thread, or by a finalizer of this one, which may not have found it.
+            # Closed meanwhile by another thread or a finalizer, which may not have seen this alarm.
             alarm.set()
 
     def _check_open(self) -> None:
@@ -602,20 +605,20 @@ class Sleepers:
 _SLEEPERS = process.begin_anew(Sleepers.begin)
 
 _ENOUGH = 2
-"""How many trips show what a quick one is: the first ones connect, and load what they need."""
+"""How many trips are needed to tell how long a quick one takes: the first ones connect and load scripts."""
 _SLOWLY = 16
-"""By which part of itself a trip is taken to be longer with each slow answer."""
+"""A slow answer raises the estimated length of a trip by one part in this many."""
 _DRIFT = 5_000
-"""Two clocks drift apart by less than 1 µs in this many."""
+"""Two clocks drift apart by less than 1 µs in this many µs."""
 
 
 class StoreClock:
-    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
-    store's, and how long a trip takes.
+    """Estimates from a store's answers how far the callers' clock is ahead of the store's, and how long a
+    trip takes.
 
-    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
-    least is nearest to the truth; what a question shows that left before it is too little. Where the clock of
-    the callers `decides`, both are one.
+    An answer carries the store's time, but takes a while to arrive. So each one overestimates the lead, the
+    smallest estimate is the best, and the time at which the question left gives a lower bound. Where the
+    callers' clock `decides`, the store uses it too, and the lead is 0.
     """
 
     __slots__ = ("__weakref__", "_heard", "_known", "_trip_us", "decides", "trip_us")
@@ -626,15 +629,15 @@ class StoreClock:
         _STORE_CLOCKS.add(self)
 
     def begin(self) -> None:
-        """Nothing was heard yet: at first, and in a forked child."""
+        """Start without answers: when made, and in a forked child."""
         self._heard = 0
         self._known: tuple[int, int] | None = None
         self._trip_us = 0
         self.trip_us = 0
-        """How long a quick trip takes; 0 until enough were made to tell."""
+        """How long a quick trip takes; 0 until enough trips were made to tell."""
 
     def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
-        """Take in an answer that came now; returns how far ahead the clock of the callers is."""
+        """Record an answer that arrived at `now_us`; returns how far ahead the callers' clock is."""
         ahead_us = self.ahead_us(there_us, now_us)
         if ahead_us is None or (ahead_us < asked_us - there_us and not self.decides):
             ahead_us = now_us - there_us
@@ -643,20 +646,18 @@ class StoreClock:
         return ahead_us
 
     def took(self, length_us: int) -> None:
-        """Take in how long an answer took."""
+        """Record how long a trip took."""
         trip_us, known_us = max(0, length_us), self._trip_us
         is_quick = not self._heard or trip_us < known_us
-        # A single slow answer, as after a stop of this process, does not show that the store is far away.
+        # One slow answer, such as after this process was stopped, does not mean that the store is far away.
         self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
         self._heard += 1
         if self._heard >= _ENOUGH:
             self.trip_us = self._trip_us
 
     def ahead_us(self, there_us: int, now_us: int) -> int | None:
-        """How far ahead the clock of the callers is, if it shows `now_us` and the store has just answered
-        `there_us`.
-
-        None if nothing was heard before.
+        """How far ahead the callers' clock is, if it shows `now_us` and the store has just answered
+        `there_us`; None if no answer was recorded before.
         """
         if self.decides:
             return 0

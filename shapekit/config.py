@@ -1,10 +1,10 @@
-"""Config: the options of a policy, and policies written as plain values, as configuration files hold them.
+"""Config: the options of a policy, and their form in configuration files.
 
-`PolicyOptions` is the one list of them, for `Policy`, `@shaped`, the wrappers of clients, Celery tasks and
-files. Options that have several forms are brought into one.
+`PolicyOptions` is the one list of options, for `Policy`, `@shaped`, client wrappers, Celery tasks and files.
+The functions check options, and bring those that have several forms into one.
 """
 
-# No annotations from the future here: as text, those of a TypedDict take longer to load than all else.
+# No `from __future__ import annotations`: evaluating a TypedDict's textual annotations slows the import.
 import builtins
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -48,7 +48,7 @@ class PolicyOptions(TypedDict, total=False):
     quota: Quota | str | None
     """How many calls in a calendar period: a `Quota`, or text such as `"1_000_000/month"`."""
     spread: bool
-    """Whether what is left of a quota is spent evenly over what is left of its period."""
+    """Whether the rest of a quota is spent evenly over the rest of its period."""
     gates: Sequence[Algorithm[Any]]
     """Further strategies that every call has to pass."""
     concurrency: Concurrency | int | None
@@ -60,11 +60,11 @@ class PolicyOptions(TypedDict, total=False):
     max_wait: Duration | None
     """A call that would wait longer is refused; `0` means now or never, None without a bound."""
     headroom: float
-    """The part by which to stay below the stated rates: `0.02` is 2 %."""
+    """The fraction by which to stay below the stated rates: `0.02` is 2 %."""
     prefetch: Duration | None
-    """For a distant store: a busy worker takes slots ahead, over at most this span of the queue."""
+    """For a distant store: a busy worker takes slots ahead, up to this much time's worth on one trip."""
     adaptive: Adaptive | None
-    """Instead of a rate: the bounds of one that is found from the server's answers."""
+    """Instead of a rate: the bounds of a rate that shapekit finds from the server's answers."""
     enforce: bool
     """False: every call leaves at once, and its admission says what would have happened."""
     refund_on: RefundSpec | None
@@ -78,7 +78,7 @@ class PolicyOptions(TypedDict, total=False):
 
 
 def checked_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the options, if all are known; else the TypeError of any call with a wrong keyword."""
+    """A copy of the options; an unknown one raises TypeError, as a wrong keyword does in any call."""
     for name in options:
         if name not in PolicyOptions.__annotations__:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
@@ -86,7 +86,7 @@ def checked_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
-    """The quota that was told, or none."""
+    """The given quota, parsed if it is text, as a tuple of one; empty without a quota."""
     if boolean("spread", spread) and not isinstance(quota, str):
         bound, fix = "has no quota to spread", 'write quota="1_000_000/month"'
         if quota is not None:
@@ -105,14 +105,14 @@ def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
 
 
 def concurrency_from(concurrency: Concurrency | int | None) -> Concurrency | None:
-    """How many calls may be in flight, and for how long a worker is believed in; None if nothing was told."""
+    """The bound on calls in flight, as a `Concurrency` if it is a number; None without a bound."""
     if concurrency is None or isinstance(concurrency, Concurrency):
         return concurrency
     return Concurrency(whole("concurrency", concurrency, most=MOST_PERMITS))
 
 
 def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
-    """A key that never changes, a parsed template, or the callable."""
+    """The key if it is the same for all calls, a parsed template, or the callable."""
     if isinstance(key, str):
         template = KeyTemplate(key)
         return template if template.fields else template({})
@@ -122,14 +122,14 @@ def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
 
 
 def checked_cost(cost: CostSpec) -> int | Callable[..., int]:
-    """A whole number of units, or the callable."""
+    """The cost as a checked whole number, or the callable."""
     if callable(cost):
         return cost
     return whole("cost", cost)
 
 
 def never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bool] | None:
-    """Tells the errors after which a call never counted; None if there are none."""
+    """A predicate for the errors after which a call does not count; None without `refund_on`."""
     if refund_on is None:
         return None
     kinds: tuple[Any, ...] = refund_on if isinstance(refund_on, tuple) else (refund_on,)
@@ -142,10 +142,10 @@ def never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], boo
 
 
 def checked_feedback(feedback: Any) -> Any:
-    """What reads answers, as it was told."""
+    """The feedback option as given, if it is of a known kind."""
     if feedback is None or feedback == "hold" or callable(feedback):
         return feedback
-    from shapekit.feedback import Feedback  # noqa: PLC0415 - code that has one has loaded it
+    from shapekit.feedback import Feedback  # noqa: PLC0415 - a caller that has one has loaded it
 
     if isinstance(feedback, Feedback):
         return feedback
@@ -158,17 +158,17 @@ STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
     for strategy in (GCRA, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog, LeakyBucket, Quota)
 }
 FIELDS = ("rate", *(name for name in PolicyOptions.__annotations__ if name not in ("store", "clock")))
-"""What a table may say: not where the counts live, which is up to the program, and not by which clock."""
+"""The fields that a table may have: all options but store and clock, which the program chooses."""
 _LIMITS = ("rate", "quota", "gates", "concurrency", "adaptive")
-"""The fields of which a table has one at least."""
+"""The fields of which a table needs at least one."""
 
 
 def tables_of(path: str | PathLike[str]) -> dict[str, Any]:
     """The tables of a TOML file."""
-    import tomllib  # noqa: PLC0415 - only who reads a file loads it
+    import tomllib  # noqa: PLC0415 - only needed to read a file
 
     try:
-        # Editors on Windows begin a file with a mark, which tomllib refuses.
+        # Editors on Windows begin a file with a byte order mark, which tomllib refuses.
         with open(path, encoding="utf-8-sig") as file:
             return tomllib.loads(file.read())
     except OSError as error:
@@ -218,7 +218,7 @@ def fields_of(table: object) -> dict[str, Any]:
             raise ConfigError("gates", gates, "is not a list", fix)
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
     given = [fields.get(limit) for limit in _LIMITS]
-    # Not by equality, which a number of numpy answers with an array.
+    # Not by equality, for which numpy values return an array.
     if all(told is None or (isinstance(told, tuple) and not told) for told in given):
         raise ConfigError("rate", None, "is missing", 'write rate = "10/s"')
     return fields
@@ -241,7 +241,7 @@ def _concurrency(table: Mapping[str, Any]) -> Concurrency:
 
 
 def _feedback(told: Any) -> Any:
-    """A table is what a `Feedback` takes; false is what files have for None."""
+    """A table holds the arguments of a `Feedback`; false stands for None, which TOML does not have."""
     if told is False:
         return None
     if told is True or (isinstance(told, str) and told != "hold"):
@@ -252,13 +252,13 @@ def _feedback(told: Any) -> Any:
     if not set(told) <= {"dialect", "max_hold"}:
         fix = 'write {dialect = "github", max_hold = "5m"}'
         raise ConfigError("feedback", told, "is not a table of dialect and max_hold", fix)
-    from shapekit.feedback import Feedback  # noqa: PLC0415 - who says nothing of it need not load the dialects
+    from shapekit.feedback import Feedback  # noqa: PLC0415 - dialects are loaded only if used
 
     return _made("feedback", Feedback, told)
 
 
 def _refund_on(told: Any) -> Any:
-    """Names are those of Python's own exceptions: nothing is imported because a file says so."""
+    """Names in a file are those of built-in exceptions only: a file must not cause an import."""
     names = [told] if isinstance(told, str) else told
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return told
@@ -271,7 +271,7 @@ def _refund_on(told: Any) -> Any:
 
 
 def strategy_of(place: str, table: object) -> Algorithm[Any]:
-    """The strategy that a table such as `{strategy = "gcra", rate = "10/s", burst = 20}` means."""
+    """Make the strategy that a table such as `{strategy = "gcra", rate = "10/s", burst = 20}` describes."""
     if isinstance(table, Algorithm):
         return table
     known = ", ".join(STRATEGIES)
@@ -282,11 +282,11 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
     if not isinstance(kind, str) or kind not in STRATEGIES:
         raise ConfigError(f"{place}.strategy", kind, "is unknown", f"use one of {known}")
     make = STRATEGIES[kind]
-    import inspect  # noqa: PLC0415 - only who writes strategies as tables loads it
+    import inspect  # noqa: PLC0415 - only for strategies in tables
 
     parameters = inspect.signature(make).parameters
     if "rate" in arguments and "rate" not in parameters and "limit" not in arguments:
-        # Windows take a rate as their limit; in a file, a rate is a rate.
+        # Window strategies take a rate as their `limit`; a table names it `rate`, as everywhere else.
         arguments["limit"] = arguments.pop("rate")
     for name, value in arguments.items():
         if name not in parameters:

@@ -1,7 +1,7 @@
-"""Decision and Forecast: what an algorithm answers about a call now, and about later calls.
+"""Decision and Forecast: an algorithm's answers about a call now, and about later calls.
 
-All fields are integers, so that two implementations of an algorithm can be compared field by field. Instants
-are epoch microseconds on the clock of the store that decided.
+Quantities are integers, so that the Python and Lua forms of an algorithm can be compared field by field.
+Instants are epoch microseconds on the clock of the store that decided.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Decision(NamedTuple):
     limit: int
     """The limit that was applied: a burst, or a window's limit."""
     current: int
-    """Units in use, including this call if it was admitted."""
+    """Units in use, including this call's if it was admitted."""
     remaining: int
     """Whole units that would still be admitted now; never negative."""
     reset_at_us: int
-    """When all units would be free again without further calls."""
+    """When all units will be free again if no further calls are made."""
     retry_after_us: int
     """0 if admitted; otherwise the exact time after which the same call would be admitted."""
     binding: str | None = None
@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What would happen to calls of one cost, if there were no other calls."""
+    """When calls of a given cost would be admitted, if there were no other calls."""
 
     admits_at_us: int
     """The earliest instant at which one such call is admitted."""

@@ -7,7 +7,7 @@
 >>> call("/v1"), call.policy.name
 ('/v1', 'shapekit.decorator.call')
 
-Calls: what each call of one function asks of a policy: whose slot, and how many units.
+Calls: finds the key and the cost of each call of one function, from its arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 
 
 class Calls:
-    """What each call of one function asks of the policy."""
+    """Finds the key and the cost of each call of one function, and admits it to the policy."""
 
     __slots__ = ("_bind", "cost", "key", "policy")
 
@@ -50,7 +50,7 @@ class Calls:
     def admission(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], cost: CostSpec | None = None
     ) -> Admission:
-        """The admission to make one call in; `cost`: instead of what such calls cost otherwise."""
+        """The admission of one call; `cost` replaces the cost that the function's calls have."""
         key = self.key
         if cost is None:
             cost = self.cost
@@ -69,13 +69,13 @@ class Calls:
         return self.policy.admit(key, cost=cost)
 
     def enclosing(self) -> Callable[[Sequence[Any], Mapping[str, Any]], Admission]:
-        """Makes the admissions of calls that begin and end in one task."""
+        """`admission`, for calls that begin and end in one task."""
         if self.policy.permits is None:
             return self.admission
         return lambda args, kwargs: self.admission(args, kwargs).enclosing()
 
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
-        """When `calls` more calls will have left, if they came now and no others did."""
+        """When `calls` more calls would leave, if all were made now and no others were."""
         if key is None and not isinstance(self.key, str):
             raise ConfigError("key", None, "depends on the call", 'name the key: forecast(10, key="…")')
         cost = self.cost if isinstance(self.cost, int) else None
@@ -83,26 +83,26 @@ class Calls:
         return self.policy.forecast(calls, key=whose, cost=cost)
 
     def taker(self) -> Callable[[], Reservation | None] | None:
-        """A prepared reservation, if all calls ask the same and need no admission."""
+        """A prepared `reserve`, if all calls have the same key and cost and need no admission; else None."""
         policy = self.policy
         core = policy.shaper.core
         plain = policy.enforce and policy.refund_on is None and policy.permits is None
-        # The answer of a store that is far away may be late, which an admission looks at.
+        # A remote store's answer may come after the slot, which only an admission checks.
         is_at_once = plain and core.store.instant
         if not (is_at_once and isinstance(self.key, str) and isinstance(self.cost, int)):
             return None
-        # A higher cost is one that a limit that is set may allow, which each call looks up.
+        # An operator's override may allow a higher cost, which each call has to look up.
         return core.taker(self.key, self.cost) if self.cost <= core.queue.max_cost else None
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """How a function is called, as far as it tells."""
-    import inspect  # noqa: PLC0415 - only who decorates loads it
+    """The signature of a function; an empty one if the function has none."""
+    import inspect  # noqa: PLC0415 - only for decorated functions
 
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
-        # Some built-ins do not tell: then no key can name a parameter.
+        # Some built-ins have none: then no key can name a parameter.
         return inspect.Signature()
 
 
@@ -116,7 +116,7 @@ _EXAMPLE = 'write @shaped(rate=10) or @shaped("100/min")'
 
 
 class Shaped(ABC, Generic[P, R_co]):
-    """A shaped function, as type checkers see it: called like the one it was made from."""
+    """A shaped function, as type checkers see it: called like the function that was decorated."""
 
     policy: Policy
 
@@ -125,10 +125,10 @@ class Shaped(ABC, Generic[P, R_co]):
 
     @abstractmethod
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
-        """When `calls` more calls will have left, if they came now and no others did."""
+        """When `calls` more calls would leave, if all were made now and no others were."""
 
-    # Class methods, functions of a class, methods, and static methods. Where `self` is a Callable, mypy
-    # compares its first parameter too, so that only class methods are bound to a class.
+    # For class methods, functions of a class, methods, and static methods. Where `self` is a Callable, mypy
+    # also compares its first parameter, so that only class methods are bound to a class.
     @overload
     def __get__(  # type: ignore[misc]
         self: Callable[Concatenate[type[S], Q], R], instance: S | None, owner: type[S], /
@@ -155,11 +155,11 @@ def shaped(
 
     Works on functions, coroutine functions, generators and async generators (shaped when they start),
     methods, classmethods and staticmethods. `key` and a callable `cost` get the arguments of the call:
-    `key="{user_id}"`, `cost=lambda text: len(text)`. Without a key, all calls share one limit, of a
-    method those of all instances; `per="instance"` gives each instance its own. `policy=` takes a
-    `Policy` made elsewhere, and only `key` and `cost` beside it. Without `name`, the limit is named
-    `module.qualname`, and further ones stacked on it `module.qualname#2` and so on; on a shared store,
-    a lambda needs a name.
+    `key="{user_id}"`, `cost=lambda text: len(text)`. Without a key, all calls share one limit, for a
+    method across all instances; `per="instance"` gives each instance its own. `policy=` takes an existing
+    `Policy`, together with `key` and `cost` only. Without `name`, the limit is named `module.qualname`;
+    further decorators on the same function add `#2`, `#3` and so on. On a shared store, a lambda needs
+    a name.
     """
     if callable(rate) or hasattr(rate, "__get__"):
         raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
@@ -206,18 +206,18 @@ def shaped(
 
 
 _LIMITS = ("quota", "adaptive", "concurrency")
-"""What may stand in place of a rate, as gates may."""
+"""Options that, like gates, make a rate unnecessary."""
 
 
 def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:
-    import inspect  # noqa: PLC0415 - only who decorates loads it
+    import inspect  # noqa: PLC0415 - only for decorated functions
 
     wrapper: Any
     asked: Any = function
     while isinstance(asked, functools.partial):
         asked = asked.func
-    # An object is what it is marked as, or what its __call__ is; a class, whatever its metaclass does, is
-    # called and done.
+    # A callable object is judged by its mark as a coroutine function, or by its __call__. A class is called
+    # like a plain function, whatever its metaclass does.
     if not (isinstance(asked, type) or inspect.isroutine(asked) or inspect.iscoroutinefunction(asked)):
         asked = type(asked).__call__
     if inspect.isasyncgenfunction(asked):
@@ -287,7 +287,7 @@ def _async_generator(function: Callable[..., Any], calls: Calls) -> Callable[...
             try:
                 item = await anext(inner)
                 while True:
-                    # What an async generator has no `yield from` for: pass on what comes back.
+                    # Async generators have no `yield from`: pass on what the caller sends or throws.
                     try:
                         sent = yield item
                     except GeneratorExit:
@@ -305,8 +305,8 @@ def _async_generator(function: Callable[..., Any], calls: Calls) -> Callable[...
 
 
 def _name(function: Any) -> str | None:
-    """The name of a function's limit, the same in every process: where the function is defined, never an
-    address, and from the second limit around it on a number. None for a lambda, which has no name.
+    """The name of a function's limit, the same in every process: its module and qualified name, with a number
+    from the second limit on the same function on. None for a lambda, which has no name of its own.
     """
     taken, layer = [], function
     while layer is not None:
@@ -319,12 +319,12 @@ def _name(function: Any) -> str | None:
     path = f"{named.__module__}.{named.__qualname__}"
     if path.endswith("<lambda>"):
         return None
-    # No colon: a name and a key are shown with one in between.
+    # Not with a colon, which separates a name from a key where both are shown.
     return next(name for name in chain((path,), map(f"{path}#{{}}".format, count(2))) if name not in taken)
 
 
 def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:
-    """A key for each living instance; its memory goes with it."""
+    """A callable that gives each living instance its own key, and forgets it with the instance."""
     if policy.shaper.core.store.shared:
         fix = 'name what differs: key="{self.account}"'
         raise ConfigError("per", "instance", "means nothing to other processes", fix)
@@ -341,8 +341,8 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
         found = known.get(mark)
         if found is None:
             try:
-                # It takes no lock, and what is called when the instance goes is C alone: an instance may come
-                # and go, and be used, at any line of any thread. Who comes second drops what it has made.
+                # Without a lock, and with a C function as the weakref callback: an instance may be made, used
+                # or collected at any line of any thread. Of two threads that come at once, the first wins.
                 watch = weakref.ref(instance, functools.partial(known.pop, mark))
             except TypeError:
                 bound = f"needs a weak reference to a {type(instance).__name__}, which has none"

@@ -1,4 +1,4 @@
-"""Everything shapekit raises, in one tree.
+"""The exceptions that shapekit raises, in one tree.
 
     ShapekitError
     ├── ConfigError (ValueError)            config_invalid        an argument that can never work
@@ -7,10 +7,10 @@
     │   ├── QueueFullError                  queue_full            the wait is longer than `max_wait`
     │   └── QuotaExhaustedError             quota_exhausted       the budget of the period is spent
     │       └── AccountExhaustedError       account_exhausted     the server says the account is spent
-    └── StoreUnavailableError               store_unavailable     the shared truth cannot be asked
+    └── StoreUnavailableError               store_unavailable     the store does not answer
 
-Every class carries a frozen `code`, which survives where `isinstance` does not (two copies of the
-package, another process, a log line). Every error pickles.
+Every class has a `code` that never changes, for places where `isinstance` does not work (two copies
+of the package, another process, a log line). Every error pickles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_REPR = 80
 
 
 def shortened(value: object) -> str:
-    """The repr of `value`, cut to a length a log line can bear."""
+    """The repr of `value`, cut to a length that suits a log line."""
     if isinstance(value, _Verbatim):
         return value
     try:
@@ -44,12 +44,12 @@ def shortened(value: object) -> str:
         text = f"<{type(value).__name__} that cannot be shown>"
     if len(text) <= _LONGEST_REPR:
         return text
-    # The end tells most of a path, the beginning of everything else.
+    # The end says most about a path, the beginning about everything else.
     return f"{text[: _LONGEST_REPR // 2 - 1]}…{text[-_LONGEST_REPR // 2 :]}"
 
 
 class _Verbatim(str):
-    """A value that already is the text to show."""
+    """A value that is shown as it is, without `repr`."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ _SMALL_UNITS = ((1_000_000, "s"), (1_000, "ms"), (1, "µs"))
 
 
 def span_words(span_us: int) -> str:
-    """A span of time: three digits after the point below a minute, whole seconds from then on.
+    """A span of time as text: up to three decimals below a minute, whole seconds above.
 
     >>> span_words(3_900_000_000), span_words(50_100_000), span_words(99_500), span_words(0)
     ('1 h 05 min', '50.1 s', '99.5 ms', '0 s')
@@ -87,7 +87,7 @@ def _number(value: object) -> str:
 
 
 def amount_text(units: int, digits: int) -> str:
-    """An amount that is counted in units of so many digits after the point.
+    """An amount as text, with the last `digits` digits of `units` after the decimal point.
 
     >>> amount_text(4_998_000_000, 8), amount_text(5_000_000_000, 8), amount_text(1_500, 0)
     ('49.98', '50', '1,500')
@@ -99,7 +99,7 @@ def amount_text(units: int, digits: int) -> str:
 
 
 def whose(key: str, policy: str | None) -> str:
-    """A key and the policy that it belongs to, as every message names them."""
+    """How messages name a key and its policy."""
     where = f"key {shortened(key)}"
     return where if policy is None else f"policy {shortened(policy)}, {where}"
 
@@ -108,11 +108,11 @@ class ShapekitError(Exception):
     """The base class of all errors of shapekit."""
 
     code: ClassVar[str] = "shapekit_error"
-    """Names the kind of error, and never changes."""
+    """The kind of error, as a text that never changes."""
 
 
 class ConfigError(ShapekitError, ValueError):
-    """An argument that can never work: says which field, its value, the bound, and the fix."""
+    """An argument can never work. The message names the field, its value, what is wrong and how to fix it."""
 
     code: ClassVar[str] = "config_invalid"
 
@@ -128,7 +128,7 @@ class ConfigError(ShapekitError, ValueError):
         super().__init__(field, _Verbatim(self.value), bound, fix)
 
     def within(self, place: str) -> ConfigError:
-        """The same complaint, saying where the field stands: a file and a table, a decorated function."""
+        """The same error, which also says where the field is, such as in a file and its table."""
         return ConfigError(f"{place} {self.field}", _Verbatim(self.value), self.bound, self.fix)
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class ConfigError(ShapekitError, ValueError):
 
 
 class CostExceedsLimitError(ShapekitError, ValueError):
-    """A cost that no amount of waiting would admit."""
+    """A call costs more than its limit can ever admit, however long it waits."""
 
     code: ClassVar[str] = "cost_exceeds_limit"
 
@@ -155,7 +155,7 @@ class CostExceedsLimitError(ShapekitError, ValueError):
         self.limit = limit
         """The largest cost that is ever admitted."""
         self.key = key
-        """The key that was asked for."""
+        """The key of the call."""
         self.what = what
         """What bounds the cost: "burst", "capacity", "limit"."""
         self.policy = policy
@@ -163,7 +163,7 @@ class CostExceedsLimitError(ShapekitError, ValueError):
         self.unit = unit
         """What the cost counts: "tokens", "USD"; None where that is not known."""
         self.digits = digits
-        """How many of the last digits of cost and limit are behind the point of that unit: 8 for money."""
+        """How many of the last digits of cost and limit are after the decimal point: 8 for money."""
         super().__init__(cost, limit, key, what, policy, unit, digits)
 
     def __str__(self) -> str:
@@ -179,16 +179,16 @@ class CostExceedsLimitError(ShapekitError, ValueError):
 
 
 class RateLimitedError(ShapekitError):
-    """Not now. `decision` is the denial, `retry_after` the seconds until it would be an admission."""
+    """A limit denies the call for now; `retry_after` is the number of seconds until it would admit it."""
 
     code: ClassVar[str] = "rate_limit_exceeded"
 
     def __init__(self, decision: Decision, key: str, policy: str | None = None) -> None:
-        # Serializers that know no classes, such as JSON, make a list of it.
+        # Serializers without classes, such as JSON, turn it into a list.
         self.decision = decision if isinstance(decision, Decision) else Decision(*decision)
         """The denial."""
         self.key = key
-        """The key that was asked for."""
+        """The key whose limit denied the call."""
         self.policy = policy
         """The name of the policy, shaper or gate."""
         super().__init__(self.decision, key, policy)
@@ -212,7 +212,7 @@ class RateLimitedError(ShapekitError):
 
 
 class QueueFullError(RateLimitedError):
-    """The wait would be longer than `max_wait` allows; nothing was consumed."""
+    """The call would wait longer than `max_wait` allows; it has consumed nothing."""
 
     code: ClassVar[str] = "queue_full"
 
@@ -226,9 +226,9 @@ class QueueFullError(RateLimitedError):
         held: bool = False,
     ) -> None:
         self.delay = delay
-        """Seconds that the call would have had to wait."""
+        """Seconds that the call would have waited."""
         self.max_wait = max_wait
-        """Seconds that it was allowed to wait."""
+        """The most seconds that the call was allowed to wait."""
         self.held = held
         """Whether the key, or a part of it, is held."""
         super().__init__(decision, key, policy)
@@ -246,7 +246,7 @@ class QueueFullError(RateLimitedError):
         return self._exceeds(f"max_wait={seconds_words(self.max_wait)}", "raise max_wait")
 
     def _exceeds(self, bound: str, fix: str) -> str:
-        """What is said of a wait that is longer than a bound."""
+        """The message about a wait that is longer than a bound."""
         is_held, or_else = (" is held", "") if self.held else ("", " lower the traffic,")
         wait = f"a wait of {seconds_words(self.delay)} exceeds {bound}"
         fix = f"{fix},{or_else} or retry after {self._retry_words}"
@@ -254,7 +254,7 @@ class QueueFullError(RateLimitedError):
 
 
 class QuotaExhaustedError(RateLimitedError):
-    """The budget of the running period is spent; `retry_after` leads to the next period."""
+    """The quota of the current period is spent; `retry_after` is the time until the next period."""
 
     code: ClassVar[str] = "quota_exhausted"
 
@@ -269,7 +269,7 @@ class QuotaExhaustedError(RateLimitedError):
         self.unit = unit
         """What the budget counts: "USD"; None where that is not known."""
         self.digits = digits
-        """How many of the last digits of what is counted are behind the point of that unit: 8 for money."""
+        """How many of the last digits of the amounts are after the decimal point: 8 for money."""
         super().__init__(decision, key, policy)
         self.args = (self.decision, key, policy, unit, digits)
 
@@ -289,7 +289,9 @@ class QuotaExhaustedError(RateLimitedError):
 
 
 class AccountExhaustedError(QuotaExhaustedError):
-    """The server has said that the account has nothing left to spend; `retry_after` leads to the next try."""
+    """The server says that the account has nothing left to spend; `retry_after` is the time until shapekit
+    lets a call try again.
+    """
 
     code: ClassVar[str] = "account_exhausted"
 
@@ -301,22 +303,22 @@ class AccountExhaustedError(QuotaExhaustedError):
 
 
 class StoreUnavailableError(ShapekitError):
-    """The store cannot be asked: it is closed, gone, too slow, or refuses to write."""
+    """The store does not answer: it is closed, unreachable, too slow, or refuses to write."""
 
     code: ClassVar[str] = "store_unavailable"
 
 
 def after_waiting(error: QueueFullError, waited_s: float, max_wait_s: float) -> QueueFullError:
-    """A refusal that came after a part of the wait, in terms of the whole."""
+    """A refusal of a call that had already waited, with delay and bound of its whole wait."""
     delay_s = error.delay + waited_s
     return QueueFullError(error.decision, error.key, delay_s, max_wait_s, error.policy, error.held)
 
 
 def gave_up(key: str, policy: str, waited_us: int) -> TimeoutError:
-    """What a caller raises whose `timeout` has passed."""
+    """The error of a call whose `timeout` has passed."""
     return TimeoutError(f"{whose(key, policy)}: gave up waiting after {span_words(waited_us)}")
 
 
 def missing(what: str, extra: str) -> ImportError:
-    """What to raise where a third party's package is not installed."""
+    """The error for a third-party package that is not installed."""
     return ImportError(f'{what} needs a package that is not installed: pip install "shapekit[{extra}]"')

@@ -1,4 +1,4 @@
-"""Events: what happens to calls, keys and stores, passed to listeners.
+"""Events: listeners are called with what happens to calls, keys and stores.
 
     >>> from shapekit import Shaper
     >>> shaper = Shaper("10/s", name="stripe")
@@ -6,8 +6,8 @@
     ...     reservation = shaper.reserve("alice")
     Reserved(policy='stripe', key='alice', cost=1, delay=0.0)
 
-A listener is called synchronously, in the thread or task of the call. If it raises, its first exception is
-logged and the call goes on. While there are no listeners, no events are made.
+A listener is called synchronously, in the thread or task of the call. If it raises, the call goes on, and
+the listener's first exception is logged. While there are no listeners, no events are made.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Event(Value):
 
 
 class Reserved(_Event):
-    """A call took a slot. If it waits for it in this process, it ends as Departed, Cancelled or Refused."""
+    """A call took a slot. If it waits in this process, Departed, Cancelled or Refused follows."""
 
     policy: str
     key: str
@@ -96,52 +96,51 @@ class Refused(_Event):
     code: str
     """`queue_full`, `quota_exhausted` or `account_exhausted`, the `code` of the error."""
     delay: float
-    """Seconds that the call would have had to wait."""
+    """Seconds that the call would have waited."""
     waited: bool
     """Whether the call had a slot and gave it back."""
 
 
 class Cancelled(_Event):
-    """A slot was given back, or its call gave up when it was too late to give the slot back."""
+    """A slot was given back, or its call gave up too late to give it back."""
 
     policy: str
     key: str
     cost: int
     returned: bool
-    """Whether another call can have the slot."""
+    """Whether another call can take the slot."""
 
 
 class Measured(_Event):
-    """A call passed at once because its policy has `enforce=False`; says what shaping would have done.
+    """A call left at once because its policy has `enforce=False`; says what shaping would have done.
 
-    Replaces all other events of the call.
+    It replaces all other events of the call.
     """
 
     policy: str
     key: str
     cost: int
     delay: float
-    """Seconds that the call would have had to wait; infinite if its cost exceeds what can ever be admitted.
-    """
+    """Seconds that the call would have waited; infinite if its cost exceeds what can ever be admitted."""
     code: str | None
-    """The `code` of the error that would have refused the call; None if it would have waited."""
+    """The `code` of the error that would have refused the call; None if no error would have."""
 
 
 class Held(_Event):
-    """A hold was placed: no call leaves on the key for a while. Not sent if a longer hold is in place."""
+    """A hold was placed: for a while, no call of the key leaves. Not emitted if a longer hold is in place."""
 
     policy: str
     key: str
     length: float
     """Seconds from now."""
     added: float
-    """Seconds that this adds to the hold known to this process; all of them if it knew of none."""
+    """Seconds by which this lengthens the hold that the process knew of; `length` if it knew of none."""
 
 
 class Exhausted(_Event):
-    """A server has said that the account behind a key has nothing left to spend, and the key is held.
+    """A server says that the account behind a key has nothing left to spend, and the key is held.
 
-    Sent once for each hold, by every process that hears it.
+    Emitted once for each hold, by every process that gets such an answer.
     """
 
     policy: str
@@ -156,7 +155,7 @@ class Resumed(_Event):
     policy: str
     key: str
     left: float
-    """Seconds that the key stays held, so that every waiting call hears of the change."""
+    """Seconds that the key stays held, so that every waiting call notices the change."""
 
 
 class RateChanged(_Event):
@@ -170,20 +169,21 @@ class RateChanged(_Event):
 
 
 class LimitChanged(_Event):
-    """An operator has changed a limit, or a change has ended: sent once, by every process that notices.
+    """An operator has changed a limit, or such a change has ended.
 
-    It is sent on a thread of its own, because any call may be the one that notices.
+    Each process emits it once, when it notices the change. Any call may be the one that notices, so the
+    event is emitted on a separate thread.
     """
 
     policy: str
     key: str | None
-    """The key; `gold-*` for all that begin with that; None for the whole policy."""
+    """The key; `gold-*` for all keys that begin with `gold-`; None for the whole policy."""
     limit: str
-    """What holds from now on, such as `rate 20/s`; empty if that is what the code says."""
+    """The limit that applies from now on, such as `rate 20/s`; empty if it is the one in the code."""
     before: str
-    """What held before."""
+    """The limit that applied before."""
     by: str
-    """Who set it; empty for the end of a change."""
+    """Who made the change; empty if a change has ended."""
     why: str
 
 
@@ -199,11 +199,10 @@ class Settled(_Event):
 
 
 class BudgetReached(_Event):
-    """The calls of a key have used 80 % or 95 % of a quota, or a share that an `LLMBudget` has chosen: sent
-    once per period and process.
+    """The calls of a key have used 80 % or 95 % of a quota, or a share set in an `LLMBudget`.
 
-    A call that takes a slot reads the usage, at most once a second per key. If several shares are reached at
-    once, all are sent, in order.
+    Emitted once per period and process. A call that takes a slot reads the usage, at most once a second per
+    key; if several shares are reached at once, one event for each is emitted, in order.
     """
 
     policy: str
@@ -211,7 +210,7 @@ class BudgetReached(_Event):
     quota: str
     """The name of the quota, as in `QuotaUsage.name`."""
     share: float
-    """The share of the limit that was reached, such as 0.8."""
+    """The share of the limit that is used, such as 0.8."""
     used: int
     """Units charged in this period, including slots still to come."""
     limit: int
@@ -226,14 +225,14 @@ class StoreFailed(_Event):
 
 
 class StoreLost(_Event):
-    """A ResilientStore lost its primary, or a shard of it, and follows its `on_outage`."""
+    """A ResilientStore lost its primary store, or a shard of it, and applies its `on_outage` mode."""
 
     store: str
     cause: str
 
 
 class StoreBack(_Event):
-    """A ResilientStore has its primary, or the shard, back."""
+    """A ResilientStore reaches its primary store, or the shard, again."""
 
     store: str
     away: float
@@ -273,13 +272,13 @@ class Listeners:
         """Call the listener with each event from now on."""
         if not callable(listener):
             raise ConfigError("listener", listener, "cannot be called", "pass a function of one event")
-        import inspect  # noqa: PLC0415 - only who listens loads it
+        import inspect  # noqa: PLC0415 - only for listeners
 
         if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
             bound = "is a coroutine function, which would not be awaited"
             raise ConfigError("listener", listener, bound, "pass a plain one")
         hear = _hearing(listener)
-        # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
+        # The entry disappears with its shaper. The weakref callback is a C function and takes no lock.
         own = ref(self, SWITCH.loud.pop)
         with self._lock:
             self.each[hear] = None
@@ -295,11 +294,10 @@ class Listeners:
                 SWITCH.loud.pop(own, None)
 
     def tell(self, event: Event) -> None:
-        """Pass the event to the listeners here, then to those of the whole process, in the order they were
-        added.
+        """Pass the event to the listeners here, then to those of the whole process, each in order of adding.
 
-        A BaseException from a listener that is not an Exception, or what a signal handler raises, reaches the
-        caller, after all listeners were called.
+        A KeyboardInterrupt and its like from a listener, or an error from a signal handler, reaches the
+        caller after all listeners were called.
         """
         raised: BaseException | None = None
         elsewhere = {} if self is EVERYWHERE else EVERYWHERE.each
@@ -319,7 +317,7 @@ class Listeners:
 
 
 def _hearing(listener: Listener) -> Callable[[Event], None]:
-    """Wrap a listener: its first Exception is logged, and none is raised but those of signal handlers."""
+    """Wrap a listener: its first Exception is logged, and only those of signal handlers are raised."""
     failures = count()
 
     def hear(event: Event) -> None:
@@ -328,7 +326,7 @@ def _hearing(listener: Listener) -> Callable[[Event], None]:
         except Exception as error:
             if from_signal(error):
                 raise
-            # Threads may fail at the same time; only one counts 0.
+            # Threads may fail at the same time; only one of them gets the count 0.
             if next(failures) == 0:
                 import logging  # noqa: PLC0415 - loaded only to log
 
@@ -367,5 +365,5 @@ EVERYWHERE = Listeners()
 
 
 def listen(listener: Listener) -> Listening:
-    """Call the listener with the events of all shapers, policies and stores of this process, from now on."""
+    """Call the listener with every event of this process from now on: of shapers, policies and stores."""
     return EVERYWHERE.add(listener)

@@ -1,4 +1,4 @@
-"""Gate: a limit on a store, asked "now?"."""
+"""Gate: asks a limit "may this call leave now?", and never waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _unnamed = count(1)
 
 
 class Gate:
-    """Says whether a call may leave now.
+    """Asks a limit whether a call may leave now.
 
         >>> from shapekit import GCRA, Gate
         >>> gate = Gate(GCRA("10/s", burst=1))
@@ -40,9 +40,9 @@ class Gate:
     for a slot under the same limit, use a Shaper, `Shaper(gates=(GCRA("10/s"),))`. Every method has an
     awaitable twin, `acheck` and so on.
 
-    `store` is a store, the URL of a Redis, or the path of a SQLite file. Without one the gate makes a
-    MemoryStore, on `clock` if one is given. A store that other processes share needs a `name`, under which
-    they find the same keys. The gate closes a store that it made.
+    `store` is a store, the URL of a Redis, or the path of a SQLite file. Without one, the gate makes a
+    MemoryStore, on `clock` if one is given. On a store that other processes share, `name` is required: gates
+    of the same name share their keys. The gate closes a store that it made.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Gate:
         """The limit that the gate counts."""
         self._store, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, self._store, "gate")
-        """The name under which the keys of the gate are found on its store."""
+        """The name under which the store keeps the gate's keys."""
         self._max_cost = strategy.max_cost
         self._program = ledgered(strategy)
         bound = (self.name, self._program)
@@ -74,7 +74,7 @@ class Gate:
     # now?
 
     def check(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
-        """Admit and charge, or deny and leave everything as it was."""
+        """Admit the call and charge its cost, or deny it and charge nothing."""
         place = key if cost is _ONE and key.__class__ is str else run(self._admissible, key, cost)
         return self._check(place, cost)
 
@@ -88,7 +88,7 @@ class Gate:
         return self._check(place, cost)
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
-        """`check` for each key in turn, all at one instant; the answers have the order of the keys."""
+        """`check` each key in turn, all at one instant; the decisions are in the order of the keys."""
         series = [run(self._admissible, key, cost) for key in _series(keys)]
         return self._check_many.call(series, (cost,))
 
@@ -117,7 +117,7 @@ class Gate:
         return await self._peek.acall(self._place(key))
 
     def forecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
-        """When a call of `cost` would be admitted, and how many would be now. Consumes nothing."""
+        """When a call of `cost` would be admitted, and how many such calls would be now. Consumes nothing."""
         return self._forecast.call(run(self._admissible, key, cost), cost)
 
     async def aforecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
@@ -125,10 +125,10 @@ class Gate:
         return await self._forecast.acall(await self._admissible(TASKS, key, cost), cost)
 
     def refund(self, key: GateKey, decision: Decision, *, cost: int = 1) -> Decision:
-        """Give back `cost` units of what `decision` charged; returns how the key stands.
+        """Give back `cost` units of what `decision` charged; returns the state of the key.
 
-        Never more than was charged, and never what time has restored already. What a decision charged is
-        given back once, whole or in part: a repeated refund, by any process, changes nothing.
+        Gives back at most what was charged, and nothing that time has restored already. Each decision can be
+        refunded once, in whole or in part: a repeated refund, by any process, changes nothing.
         """
         return self._refund.call(self._place(key), whole("cost", cost), self._charge_of(decision))
 
@@ -137,11 +137,11 @@ class Gate:
         return await self._refund.acall(self._place(key), whole("cost", cost), self._charge_of(decision))
 
     def debit(self, key: GateKey, decision: Decision | None = None, *, cost: int = 1) -> Decision:
-        """Charge a call that has happened, whether it fits or not; time repays the debt.
+        """Charge a call that has already left, even beyond the limit; time repays the debt.
 
-        With the `decision` of an earlier charge, a repeated debit changes nothing, and a composite of
-        alternatives charges the part that paid then. Without one, each debit counts. Returns the decision
-        of this charge.
+        With the `decision` of an earlier charge, a repeated debit changes nothing, and `any_of` or `first_of`
+        charges the parts that paid then. Without a decision, each debit counts. Returns the decision of this
+        charge.
         """
         return self._debit.call(*self._debited(key, decision, cost))
 
@@ -150,7 +150,7 @@ class Gate:
         return await self._debit.acall(*self._debited(key, decision, cost))
 
     def reset(self, key: GateKey = "default") -> None:
-        """Forget the key: it is then as if it had never been used."""
+        """Forget the key, as if it had never been used."""
         self._store.reset(self.name, self._program, self._place(key))
 
     async def areset(self, key: GateKey = "default") -> None:
@@ -218,19 +218,19 @@ class Gate:
 
 
 def _series(keys: Iterable[GateKey]) -> Iterable[GateKey]:
-    """The keys, if it is a series of them."""
+    """The keys; ConfigError if they are not a series."""
     if isinstance(keys, str | Mapping) or not isinstance(keys, Iterable):
         raise ConfigError("keys", keys, "is not a series of keys", 'pass a list such as ["alice", "bob"]')
     return keys
 
 
 def _shown(key: GateKey) -> str:
-    """A key as errors tell it."""
+    """A key as errors show it."""
     return text_of(key) if isinstance(key, str) else str(key)
 
 
 def checked_name(name: str | None, store: Store, what: str) -> str:
-    """The name under which keys live: given, or a private one where the store is not shared."""
+    """The name as given; without one, a generated name, or ConfigError if the store is shared."""
     if name is None:
         if store.shared:
             fix = f'name what is limited: name="my-{what}"'

@@ -1,10 +1,10 @@
-"""Keys: which calls share a limit, from a template or a callable.
+"""Keys: a template or a callable gives each call its key; calls with the same key share a limit.
 
 A template names values of the call: `"{user_id}"`, `"{account.region}:{path[0]}"`. It is parsed when it is
 declared, so a mistake shows at import and not in production. Values are escaped: two different sets of values
 never give the same key.
 
-Target: where an outgoing request goes, which decides its key and its route.
+Target: where an outgoing request goes, from which its key and its route follow.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class KeyTemplate:
         # Escaping never gives "%None", so a missing value equals no other value.
         if value is None:
             return "%None"
-        # A text that shows itself otherwise, as a member of an enum does, is the key of its letters.
+        # A member of a text enum has another `str()` than its value, which is what the key is made of.
         text = str.__str__(value) if isinstance(value, str) else str(value)
         return text.translate(self._escaped)
 
@@ -120,9 +120,9 @@ def _percent(character: str) -> str:
 
 
 def text_of(key: object) -> str:
-    """A key as plain text; ConfigError if it is none.
+    """A key as plain text; ConfigError if it is not text.
 
-    A member of a text enumeration may be shown as another text than the one it is equal to, which counts.
+    A member of a text enum gives its value, whatever its `str()` is.
 
     >>> from enum import Enum
     >>> text_of(Enum("Tenant", {"ACME": "acme"}, type=str).ACME)
@@ -134,11 +134,11 @@ def text_of(key: object) -> str:
 
 
 SCOPE = "%scope="
-"""Separates key and scope in a scoped key. No key from a template contains it."""
+"""Separates key and scope in a scoped key. No other key contains it."""
 
 
 def scoped(key: str, scope: str) -> str:
-    """The key of a scope; differs for each pair, because no key contains the separator.
+    """The key of a scope; unique for each pair, because no key contains the separator.
 
     >>> scoped("api.github.com", "search")
     'api.github.com%scope=search'
@@ -259,7 +259,7 @@ _WORDS: dict[str, KeyOf] = {
 def _from_template(text: str) -> KeyOf:
     template = KeyTemplate(text, FIELDS)
     for _, field, _, _ in Formatter().parse(text):
-        # Any other item would be the same missing segment for each request: one key for all.
+        # Any other item would be a missing segment of every request, and so one key for all.
         if (index := _ITEM_OF_PATH.match(field or "")) and not index[1].isdecimal():
             bound = f"names a segment of the path by {index[1]!r:.80}, which is no whole number"
             raise ConfigError("key", text, bound, 'count from 0: "{path[0]}"')
@@ -277,7 +277,7 @@ def _from_callable(function: Callable[..., str]) -> KeyOf:
 
 
 class Routes(Generic[T]):
-    """Finds the value for a URL and everything below it; the longest match wins.
+    """Maps URLs, each with everything below it, to values; the longest match wins.
 
     >>> routes = Routes({"https://api.example.com": "slow", "https://api.example.com/search": "slower"})
     >>> routes.find(Target("GET", "https", "api.example.com", None, "/search/users"))

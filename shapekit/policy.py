@@ -1,11 +1,11 @@
-"""Policy: everything that one upstream allows, under one name.
+"""Policy: all limits of one API, under one name.
 
-Wrappers, decorators and workers speak to a policy alone: `admit` a call, let it leave, `settle` what
-it turned out to cost.
+Wrappers, decorators and workers use a policy alone: they `admit` a call, let it leave, and `settle` what it
+turned out to cost.
 
-Admission: one call's leave to go. Where the policy also bounds how many calls are in flight: first the
-permit, then the slot, since a slot that had to wait for a permit would pass unused. A call that gets no slot,
-or does not stay for it, gives its permit back; so does a call that waits for a part of the server.
+Admission: one call under a policy. If the policy bounds the calls in flight, a call takes its permit before
+its slot, since a slot that had to wait for a permit would pass unused. A call gives its permit back if it is
+refused, if it stops waiting, and while it waits for a held scope.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Policy:
         ...     admission.delay
         0.0
 
-    The rate, the gates and the quota bind together: a call leaves when all of them let it, and is
+    The rate, the gates and the quota apply together: a call leaves when all of them admit it, and is
     charged to all or to none.
 
-    - `quota`: a `Quota`, or text such as `"1_000_000/month"`; with `spread=True` what is left of that is
-      spent evenly over what is left of its period.
+    - `quota`: a `Quota`, or text such as `"1_000_000/month"`; with `spread=True` the rest of the quota is
+      spent evenly over the rest of its period.
     - `key`: what the limit is counted for: text, a template over the arguments of a call such as
       `"{user_id}"`, or a callable that gets these arguments and returns text.
     - `cost`: what a call costs: a number, or a callable that gets the arguments of the call.
@@ -89,7 +89,7 @@ class Policy:
     - `feedback="hold"`: answers that are passed to `Admission.observe` may hold the key for all workers: a
       429, a `Retry-After`, nothing remaining. None ignores answers; a `Feedback` sets the details; a callable
       reads an `Answer` itself.
-    - `adaptive`: instead of a rate, an `Adaptive`: its rate is found from the server's answers.
+    - `adaptive`: instead of a rate, an `Adaptive`: shapekit finds the rate from the server's answers.
     - `concurrency`: how many calls may be in flight at once, over all workers; `Concurrency` sets the lease.
     - the rest as for `Shaper`: `burst`, `pace`, `gates`, `max_wait`, `headroom`, `prefetch`, `store`, `clock`
       and `name`.
@@ -109,15 +109,15 @@ class Policy:
             rate = UNPACED
         elif adaptive is None and not gates and not quotas:
             raise ConfigError("rate", rate, "is missing", 'write Policy("10/s")')
-        # The rest is the shaper's.
+        # The other options are the shaper's.
         self.shaper = Shaper(rate, gates=(*gates, *quotas) if isinstance(gates, Sequence) else gates, **said)
         """The queue under the policy."""
         self.name = self.shaper.name
-        """The name of the limit, which events, metrics and the keys on the store bear."""
+        """The name of the limit in events, metrics and the keys of the store."""
         self.scoped = ScopedSlots(self.shaper.core)
         self.permits: Permits | None = None
         if in_flight is not None:
-            from shapekit._queue.inflight import Permits  # noqa: PLC0415 - only who needs permits loads them
+            from shapekit._queue.inflight import Permits  # noqa: PLC0415 - only for concurrency=
 
             core = self.shaper.core
             self.permits = Permits(self.name, core.store, in_flight, core.sleepers)
@@ -128,9 +128,9 @@ class Policy:
         self.enforce = boolean("enforce", enforce)
         """Whether calls wait and are refused; false where they are only measured."""
         self.is_plain = self.enforce and in_flight is None and adaptive is None
-        """Whether a call waits for its slot, and nothing else is noted of it."""
+        """Whether calls only wait for their slots, and nothing else is counted or measured."""
         self.refund_on = never_counted(refund_on)
-        """Says of an exception whether the call never counted; None without `refund_on`."""
+        """Says whether an exception means that the call does not count; None without `refund_on`."""
         self._feedback_spec = checked_feedback(feedback)
         if adaptive is not None and feedback is None:
             fix = 'leave it out, or name a dialect: Feedback("ietf")'
@@ -140,13 +140,13 @@ class Policy:
     def from_dict(
         cls, fields: Mapping[str, Any], *, name: str | None = None, store: StoreLike | None = None
     ) -> Self:
-        """A policy from plain values, as a configuration file holds them.
+        """A policy from a dict of plain values, such as a table of a configuration file.
 
             >>> gates = [{"strategy": "gcra", "rate": "100/min"}]
             >>> Policy.from_dict({"rate": "10/s", "gates": gates}, name="api")  # doctest: +ELLIPSIS
             Policy('10/s', burst=1, pace='smooth', gates=(GCRA(...burst=100),), name='api')
 
-        A strategy is a table with its name under `strategy`, and what it takes.
+        A strategy is a table, too: its name under `strategy`, and its arguments.
         """
         told: dict[str, Any] = {"name": name, **fields_of(fields), "store": store}
         return cls(**told)
@@ -168,15 +168,15 @@ class Policy:
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,
     ) -> Admission:
-        """A context that is entered when the call may leave, and yields its `Admission`.
+        """A context manager that waits until the call may leave, and yields its `Admission`.
 
-        `key` and `cost` default to the policy's own, if those do not depend on the call. A context that is
-        never entered does not wait, and emits a RuntimeWarning.
+        `key` and `cost` default to the policy's own, if those do not depend on the call. If it is never
+        entered, it shapes nothing, and emits a RuntimeWarning.
         """
         waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if max_wait is not AS_CONFIGURED:
             waits["max_wait"] = max_wait
-        # Every call comes by: what is given, or always the same, is not asked for.
+        # On the path of every call: `key_of` and `cost_of` are called only if they are needed.
         own_key = self.key_of(None) if key is None else key
         if cost is None:
             own = self.cost
@@ -201,18 +201,18 @@ class Policy:
 
     @cached_property
     def feedback(self) -> Feedback | None:
-        """What reads the server's answers; None if nothing does."""
-        from shapekit.feedback import Feedback  # noqa: PLC0415 - who never admits need not load the dialects
+        """The reader of the server's answers; None if the policy ignores them."""
+        from shapekit.feedback import Feedback  # noqa: PLC0415 - dialects are loaded on first use
 
         spec = self._feedback_spec
         if spec is None:
             return None
         if isinstance(spec, Feedback):
-            return copy(spec)  # another policy that is given the same one has incidents of its own
+            return copy(spec)  # each policy counts its own incidents
         return Feedback() if isinstance(spec, str) else Feedback(spec)
 
     def forecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
-        """When `calls` more calls will have left, if they came now and no others did."""
+        """When `calls` more calls would leave, if all were made now and no others were."""
         return self.shaper.forecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
     async def aforecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
@@ -224,9 +224,9 @@ class Policy:
         return self.shaper.listen(listener)
 
     def quotas(self, key: str | None = None) -> list[QuotaUsage]:
-        """How much of each quota is used, and what is left of it, for a key. Consumes nothing.
+        """How much of each quota of a key is used, and how much is left. Consumes nothing.
 
-        Those inside composites count too. While the key is held, they are seen as when the hold ends.
+        Quotas inside composites are included. While the key is held, the figures are those at the hold's end.
 
             >>> stripe = Policy("25/s", name="stripe", quota="1_000_000/month")
             >>> with stripe.admit(cost=40):
@@ -258,11 +258,11 @@ class Policy:
             'rate 20/s'
 
         They apply from each process's next decision on, and waiting calls move. Limits that are not given
-        are those in the code, also if they were set before. The override ends with `unconfigure`, or at
-        `until`.
+        return to those in the code, even if they were set before. The override ends with `unconfigure`, or
+        at `until`.
 
-        - `key`: only for this key; `gold-*` for all keys that begin with that. One override applies to a key:
-          its own, or else that of the longest beginning, or else the policy's.
+        - `key`: for this key only; `gold-*` for all keys that begin with `gold-`. A key has one override: its
+          own, or else the one with the longest matching prefix, or else the policy's.
         - `burst`, `concurrency`, `headroom`: as for the policy.
         - `quota`: other limits for quotas, such as `"2_000_000/month"`. Used units stay used.
         - `state`: `off` for no limit at all, `held` to let no call leave until the override ends.
@@ -292,7 +292,7 @@ class Policy:
         return override
 
     def configured(self) -> list[Override]:
-        """The overrides in force, whichever process has set them."""
+        """The overrides in force, set by any process."""
         return run(self._configured)
 
     async def aconfigured(self) -> list[Override]:
@@ -372,13 +372,13 @@ def checked_policy(policy: Any, field: str = "policy") -> Policy:
 
 _REFUSED, _FAILED, _ILL = 429, 400, 500
 _REFUSING = (402, 403, 503, 529)
-"""With which servers refuse calls for coming too fast, beside 429."""
+"""The statuses, beside 429, with which servers refuse calls that come too fast."""
 
 
 class Admission:
     """One call under a policy: `with` or `async with` waits until it may leave.
 
-    An admission that is made with a reservation is entered already, and its call leaves now.
+    An admission that is made with a reservation is already entered: its call leaves now.
     """
 
     __slots__ = (
@@ -403,21 +403,21 @@ class Admission:
         self._permit: Permit | None = None
         self._is_enclosing = False
         self.target: Target | None = None
-        """Where the call goes, if that is known: then a hold may be for the part of the server there."""
+        """Where the call goes, if that is known; then a hold may apply to that part of the server alone."""
         self.sent_at = 0.0 if reservation is None else policy.shaper.core.clock.wall_us() / SECOND_US
         """When the call left, in epoch seconds on the clock of the store; 0 before."""
         self._reservation = reservation
         self._unheard = False
-        """Whether something was said of the cost to which no answer came: it may have counted."""
+        """Whether the store has not answered an earlier `settle`, which it may have applied."""
 
     @property
     def delay(self) -> float:
-        """The seconds that the call was delayed, or would have been with `enforce=True`."""
+        """Seconds that the call was delayed, or would have been with `enforce=True`."""
         return self.reservation.delay
 
     @property
     def decision(self) -> Decision:
-        """The decision, as a gate gives it. It is a denial only if the policy has `enforce=False`."""
+        """The decision, as from a gate. It is a denial only if the policy has `enforce=False`."""
         return self.reservation.decision
 
     @property
@@ -428,15 +428,15 @@ class Admission:
         return self._reservation
 
     def taken(self, reservation: Reservation, late: float | None = None) -> Self:
-        """Entered by a slot that was taken elsewhere, and has come.
+        """Enter with a slot that was taken elsewhere and has come.
 
-        `late`: by how many seconds ago, where it was not said yet that the call leaves.
+        `late`: how many seconds ago it came; if given, the event `Departed` is emitted.
         """
         self.__class__ = _Taken  # type: ignore[assignment]
         self._reservation = reservation
         self._leaves()
         if late is not None and SWITCH.loud:
-            # Holds that came between are known by the clocks alone.
+            # Holds placed meanwhile show only in the time that has passed.
             delay = max(reservation.delay, self.sent_at - (reservation.departs_at - reservation.delay))
             self._core.reporter.departed(
                 reservation.key, reservation.cost, round(delay * SECOND_US), round(late * SECOND_US)
@@ -444,10 +444,10 @@ class Admission:
         return self
 
     def settle(self, actual: int) -> bool:
-        """Correct the cost of the call once it is known: the difference is charged, or given back.
+        """Correct the cost of the call once it is known; returns whether it was changed.
 
-        What is given back goes to calls that have no slot yet; waiting calls keep theirs. May
-        be repeated as more becomes known: the last cost counts.
+        The difference is charged, or given back to calls that have no slot yet; waiting calls keep theirs.
+        May be repeated as more becomes known: the last cost counts.
         """
         return run(self._settle, actual)
 
@@ -461,19 +461,19 @@ class Admission:
         return self._permit is not None
 
     def unentered(self) -> Self:
-        """Said where a call is only looked at, or what it takes came otherwise: then nothing warns of it."""
+        """Turn off the warning for an admission that is never entered, for callers that need not enter it."""
         self.__class__ = Admission  # type: ignore[assignment]
         return self
 
     def enclosing(self) -> Self:
-        """Said where the task that enters is the one that leaves, whatever it calls in between."""
+        """Declare that one task enters and leaves, so that calls in between are recognised as nested."""
         self._is_enclosing = True
         return self
 
     def leave(self) -> None:
-        """End the call, which gives back its permit, if it has one. Leaving the context does the same.
+        """End the call and give back its permit, if it has one, as leaving the context does.
 
-        For callers that enter without a `with`, and know when the call ends.
+        For callers that enter without `with`, and know when the call ends.
         """
         run(self._leave)
 
@@ -493,13 +493,13 @@ class Admission:
         self._permit = None
 
     def observe(self, response: Any) -> ServerHint | None:
-        """Read what an answer says about the server's limits, and hold the key if it asks for that.
+        """Read what a response says about the server's limits, and hold the key if it asks for that.
 
-        If the answer names a scope and the call's `target` is known, only that scope is held.
+        If the response names a scope and the call's `target` is known, only that scope is held.
 
-        Takes a response of httpx, requests or aiohttp, or any object with a status and headers. A body counts
-        only if it was read before. Returns the hint in the answer, or None if there is none or the policy has
-        no feedback.
+        Takes a response of httpx, requests or aiohttp, or any object with a status and headers. The body
+        counts only if it was read before. Returns the hint in the response, or None if it has none or the
+        policy has no feedback.
         """
         return run(self._observe, response)
 
@@ -511,8 +511,7 @@ class Admission:
         if self._reservation is not None:
             raise self._entered_before()
         self.__class__ = Admission  # type: ignore[assignment]  # and no longer a `Pending`
-        # As of most calls: there is a slot to wait for, and nothing else. They take no detour, and an empty
-        # `**` would be one.
+        # The path of most calls, which only wait for a slot: it avoids a flow, and `**` of an empty dict.
         policy = self.policy
         if policy.is_plain and self.target is None:
             schedule, waits = policy.shaper.schedule, self._waits
@@ -567,12 +566,12 @@ class Admission:
         self._leaves()
 
     def _leaves(self) -> None:
-        """Note the time, also on the clock that does not step, by which an adaptive rate goes."""
+        """Record the departure, also on the clock that does not step, which an adaptive rate uses."""
         clock = self._core.clock
         self.sent_at, self._left_us = clock.wall_us() / SECOND_US, clock.now_us()
 
     async def _enter_with_permit(self, driver: Driver, permits: Permits) -> None:
-        """How long to wait is for the permit and the slot together."""
+        """Take the permit, then the slot; `max_wait` and `timeout` bound both waits together."""
         await self._core.checked(driver, self.key, self.cost)
         bound_us, gives_up_us = self._bound_us(), timeout_us(self._waits.get("timeout"))
         permit = permits.untaken(self.key)
@@ -628,7 +627,7 @@ class Admission:
         return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:
-        """The call passes at once; it holds a permit if there is one, and if not, that is what is told."""
+        """Let the call leave at once, with a permit if one is free; report what shaping would have done."""
         timeout_us(self._waits.get("timeout"))
         try:
             await self._core.checked(driver, self.key, self.cost)
@@ -653,14 +652,14 @@ class Admission:
             raise
 
     def _bound_us(self) -> int | None:
-        """The longest wait that is asked with."""
+        """The longest wait that the call accepts; None without a bound."""
         return max_wait_us(self._waits["max_wait"]) if "max_wait" in self._waits else self._core.max_wait_us
 
     # leaving
 
     async def _exit(self, driver: Driver, error: BaseException | None) -> None:
         if isinstance(error, GeneratorExit):
-            # A generator may be ended by the collector, in the midst of anything: no store is asked.
+            # The garbage collector may end a generator at any point, where the store must not be asked.
             self.drop()
             return
         try:
@@ -680,7 +679,7 @@ class Admission:
                 await self.policy.permits.leave(driver, permit)
             self._permit = None
 
-    # what is heard of the call
+    # after the call
 
     async def _settle(self, driver: Driver, actual: int) -> bool:
         reservation = self.reservation
@@ -700,7 +699,7 @@ class Admission:
         if not self.policy.enforce:
             return hint
         if hint is not None and hint.exhausted:
-            # It says nothing of the rate.
+            # Such an answer says nothing about the rate.
             if hint.hold_s > 0:
                 await core.exhausted(driver, hint.hold_s, self.key)
             return hint
@@ -723,21 +722,21 @@ class Admission:
         return hint
 
     def _signal(self, response: Any, hint: ServerHint | None) -> RateSignal:
-        """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
+        """What the answer says about the rate: a refusal for one scope only says nothing."""
         status, waited = _status_of(response), self.reservation.delay > 0
         age_us = max(0, self._core.clock.now_us() - self._left_us)
         if hint is None:
-            # A 429 without a hint is ours.
+            # A 429 without a hint was made by shapekit itself.
             is_success = status < _ILL and status != _REFUSED
             return RateSignal(age_us, is_refusal=False, is_success=is_success, waited=waited)
         is_about_all = hint.scope is None or self.target is None
-        # Any other status may be that of the last call in a window, which holds until the reset.
+        # With any other status, nothing remaining means only that this was the last call of its window.
         refused = status == _REFUSED or (
             status >= _FAILED and hint.hold_s > 0 and (hint.remaining != 0 or status in _REFUSING)
         )
         stated, feedback = None, self.policy.feedback
         if feedback is not None and feedback.dialect != "auto" and hint.limit and hint.window_s:
-            # If each call waited for longer than any hold, a mistake in it would not be corrected for hours.
+            # If calls waited for longer than any hold, a wrong statement would not be corrected for hours.
             is_believed = hint.window_s / hint.limit <= feedback.max_hold_s
             stated = (hint.limit, round(hint.window_s * SECOND_US)) if is_believed else None
         return RateSignal(
@@ -751,17 +750,17 @@ class Admission:
 
 
 class Pending(Admission):
-    """What `Policy.admit` returns: an admission that was not entered yet, and says so if it never is.
+    """What `Policy.admit` returns: an admission that was not entered yet, and warns if it never is.
 
-    A finalizer would cost each call. Entering makes this a plain `Admission`, which has none: that is one
-    assignment, and less than what the finalizer of an admission that was entered would take.
+    A finalizer would slow down every call. So entering turns this into a plain `Admission`, which has none,
+    by one assignment.
     """
 
     __slots__ = ()
 
     def __del__(self) -> None:
         if not hasattr(self, "_unheard"):
-            return  # interrupted while it was made: no code ever had it
+            return  # interrupted while it was made: no caller ever had it
         warnings.warn(
             f"the admission of {whose(self.key, self.policy.name)} was never entered, "
             "so that it shaped nothing; write: with policy.admit(): …, or async with",
@@ -785,7 +784,7 @@ class _Taken(Admission):
 def hint_of(
     admission: Admission, feedback: Feedback | None, response: Any, received_at: float
 ) -> ServerHint | None:
-    """What the answer to an admitted call says; None if it says nothing, or nothing reads it."""
+    """The hint in the response to an admitted call; None if it has none, or there is no feedback."""
     if feedback is None:
         return None
     try:
@@ -807,9 +806,9 @@ def hint_of(
 
 
 def body_of(response: Any) -> Any:
-    """The body of a response, or of an SDK's error, that was read already; None if it was not."""
-    # httpx and requests, then aiohttp, keep a body that was read under these names. By their public ones it
-    # would be read now.
+    """The body of a response or of an SDK's error, if it was read already; None if it was not."""
+    # SDK errors, then httpx and requests, then aiohttp keep a body that was read under these names. Their
+    # public attributes would read it now.
     for name in ("body", "_content", "_body"):
         body = getattr(response, name, None)
         if isinstance(body, bytes | Mapping):
@@ -826,7 +825,7 @@ _KEPT = "keeps a permit a little longer"
 
 
 def _told(error: BaseException, waited_us: int, bound_us: int | None) -> BaseException:
-    """A refusal of a slot, in terms of the whole wait."""
+    """The error; a refused slot is restated to include the wait for the permit."""
     if not isinstance(error, QueueFullError) or not waited_us or bound_us is None:
         return error
     return after_waiting(error, waited_us / SECOND_US, bound_us / SECOND_US)

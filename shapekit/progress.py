@@ -11,7 +11,7 @@ call 1
 call 2
 
 The policy forecasts the rest from the state of the key, with its rate, holds, quotas and the calls of other
-processes. Only if the loop is slower than its limits, its own pace decides. On a terminal, rich draws the
+processes. If the loop is slower than its limits, its own pace decides. On a terminal, rich draws the
 progress; otherwise it is logged:
 
 >>> in_log(Report(370, 1_000, 37.0, 63.0, 12.0, 0.0, 1_795_305_600.0))
@@ -47,9 +47,9 @@ __all__ = ["aprogress", "progress"]
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 _UNITS = ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min"), (MINUTE, "min", 1, "s"))
-TRIP_US = SECOND_US  # how long an answer is used that takes a trip; meanwhile the display counts down
-OUTAGE_US = 10 * SECOND_US  # how long a store that did not answer is left alone
-PLAY_US = 2_000  # how long a forecast is used, per call: some fifty times what the slowest takes
+TRIP_US = SECOND_US  # how long a remote store's answer is reused; meanwhile the display counts down
+OUTAGE_US = 10 * SECOND_US  # the pause before a store that did not answer is asked again
+PLAY_US = 2_000  # how long a forecast is reused, per call: some fifty times what the slowest takes
 MOST_PLAY_US = 10 * SECOND_US  # how long at most: no forecast takes more than a fiftieth of this
 PLAYED_AT_ONCE = 200  # the most calls simulated between two items, in 8 ms at most; more on a thread
 TICK_S = 0.5  # how often, in real time, a thread checks for an item that takes long
@@ -107,8 +107,7 @@ class Terminal:
         cut = Column(no_wrap=True, overflow="crop" if console.options.ascii_only else "ellipsis")
         columns = BarColumn(30), TextColumn("{task.description}", markup=False, table_column=cut)
         self._console = console
-        # Printed output goes where it went before: stdout may be a file, and rich would redirect it to the
-        # terminal.
+        # Printed output is not redirected: stdout may be a file, and rich would send it to the terminal.
         self._bar = Progress(
             *columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
@@ -126,12 +125,12 @@ class Terminal:
             )
             self._bar.start()  # draws, the first time
         except (OSError, ValueError, ImportError):
-            # The terminal is gone, but the loop goes on; or the interpreter is, and rich can load nothing.
+            # The terminal is gone, or the interpreter is ending and rich cannot import: the loop goes on.
             self._console.quiet = True
 
     def close(self) -> None:
         try:
-            # Where a signal came while rich began to draw, it cannot end either: the loop's own error counts.
+            # If a signal interrupted rich's start, its stop fails too: the loop's own error is raised.
             try:
                 self._bar.stop()
             except ImportError:
@@ -144,8 +143,8 @@ class Terminal:
 
 
 _DRAWN: WeakSet[Terminal] = WeakSet()
-"""What draws: a terminal has room for one loop, and a second one goes to the log. One that was interrupted
-before it began gives its room back as it goes.
+"""The output that draws: a terminal has room for one loop, and a second one goes to the log. If a loop is
+interrupted before it begins, its output leaves this set when it is collected.
 """
 
 
@@ -169,7 +168,7 @@ def opened(name: str) -> Terminal | Log:
     console = Screen(file=stream)
     if console.is_interactive:
         terminal = Terminal(console)
-        # Of two threads that come at once, neither draws: no lock could be lost to a signal here.
+        # Without a lock, which a signal handler could leak: two threads that come at once may both log.
         _DRAWN.add(terminal)
         if len(_DRAWN) == 1:
             return terminal
@@ -330,7 +329,7 @@ class Watch:
         return self._loop.enforced and not SWITCH.offs
 
     def _hear(self, looked: tuple[Any, int, int]) -> None:
-        """Take in the state of the key, and forecast when the last call leaves, as `forecast` does."""
+        """Record the state of the key, and forecast when the last call leaves, as `forecast` does."""
         shaper, _, cost, total, _ = self._loop
         state, at, skew = looked
         now, queue = self.now_us(), shaper.core.queue_of(self._loop.key)
@@ -340,8 +339,8 @@ class Watch:
         if self._shifted_us is None:
             self._shifted_us = shift - max(0, until - at)
         self._worked(self._held_until_us)
-        # Without max_wait, only a spent quota refuses, and tells for how long. The slot is not kept.
-        # More than an operator has set is never admitted: until that ends, there is nothing to foretell.
+        # Without max_wait, only a spent quota refuses, and says for how long. The slot is not kept.
+        # A cost above an operator's override is never admitted: until that ends, there is no forecast.
         is_too_dear = cost > queue.max_cost
         accepted, wait = (True, 0) if is_too_dear else queue.reserve(state, at, (cost, None, 0), skew)[1][:2]
         self._continues_us = 0 if accepted else now + wait
@@ -352,7 +351,7 @@ class Watch:
         def play() -> None:
             try:
                 last = queue.outlook(state, at, rest, cost, skew)[1] if rest > 0 else 0
-            except ConfigError:  # Too many calls for limits that only playing can foresee.
+            except ConfigError:  # Too many calls for limits that have to be simulated.
                 self._end_us = None
             else:
                 self._end_us = now - shift + last
@@ -397,8 +396,8 @@ class Watch:
             return None
         work_us = None
         if self._work_us is not None:
-            # A few items are a rough sample; the work per item is at most the average of all items, holds
-            # excluded.
+            # A few items are a rough sample, so the work per item is at most the average of all items,
+            # without holds.
             spent_us = now - self._began_us - (self._shift_us - (self._shifted_us or 0))
             rest = max(0, self._loop.total - self.done)
             work_us = rest * min(self._work_us, max(0, spent_us) / max(1, self.done))
@@ -440,11 +439,11 @@ def progress(
     """Iterate over items, and show how far the loop is and when it will end.
 
     Each item is expected to make one call under `policy`: a Policy, a Shaper or a function under `@shaped`.
-    `progress` admits nothing itself, the calls do. On a terminal, rich (the extra `progress`) draws on
+    `progress` itself admits nothing; the calls do. On a terminal, rich (the extra `progress`) draws on
     stderr; otherwise the logger `shapekit.progress` logs at INFO, less and less often.
 
     - `total`: the number of items, if they have no `len`.
-    - `key`, `cost`: of each call, if those of the policy depend on the call.
+    - `key`, `cost`: those of each call, if the policy's own depend on the call.
     """
     return _watched(items, _loop(policy, _total(items, total), key, cost))
 
@@ -457,7 +456,7 @@ def aprogress(
     key: str | None = None,
     cost: int | None = None,
 ) -> AsyncGenerator[T, None]:
-    """`progress` for `async for`, over items of either kind.
+    """`progress` for `async for`, over synchronous or asynchronous items.
 
     An async generator passed as `items` is closed with the loop. If you leave a loop early, close it with
     `aclosing`, as any async generator.

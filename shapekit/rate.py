@@ -38,10 +38,10 @@ MAX_PER_SECOND = 10**9
 """The fastest rate: a call per nanosecond."""
 SECOND_US = 1_000_000
 _SLOWER = Fraction(1, 10_000)
-"""By how much a rate of too many digits may be kept slower than it is told. As near as can be would often be
-billions of calls in years: as a burst, or in a window, that is no limit."""
+"""By how much a rate of too many digits may be slowed down. Its exact fraction would often be billions of
+calls in years, which is no limit as a burst or in a window."""
 _FLOAT = Fraction(1, 2**50)
-"""How far a float may be from what was computed: 10 / 3 means 10 calls in 3 s."""
+"""The relative rounding error of a float: 10 / 3 means 10 calls in 3 s."""
 _SMALL = 1_000_000
 
 _UNITS_US = {
@@ -69,7 +69,7 @@ _CALENDAR = {
 _DIGITS = r"[0-9](?:_?[0-9])*"
 _NUMBER = rf"{_DIGITS}(?:\.[0-9]+)?"
 COUNT = rf"{_NUMBER}(?-i:[kKM])?"
-"""A count as text. A small m is none: it could be meant for millions."""
+"""A count as text. A lower-case m is refused: it could be meant as millions."""
 _THOUSANDS = {"k": 1_000, "K": 1_000, "M": 1_000_000}
 _DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]+)\s*", re.ASCII | re.IGNORECASE)
 _RATE = re.compile(
@@ -102,14 +102,14 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def boolean(field: str, value: object) -> bool:
-    """`value` if it is True or False, and not only taken for one of them; else ConfigError."""
+    """`value` if it is True or False itself, else ConfigError."""
     if type(value) is not bool:
         raise ConfigError(field, value, "is neither True nor False", "pass a bool")
     return value
 
 
 def exactly(value: object) -> Fraction | None:
-    """The exact value of a finite number; None if `value` is none. A float is its shortest decimal."""
+    """The exact value of a finite number, a float as its shortest decimal; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, Fraction)):
@@ -129,7 +129,7 @@ def count_of(text: str) -> Fraction:
 def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_US) -> int:
     """A duration in whole microseconds, rounded to the nearest."""
     if value.__class__ in (float, int) and abs(value) < MAX_SPAN_US:
-        # What callers pass again and again: nearest, ties to even, of the float itself.
+        # The fast path, for numbers that each call passes: the exact float to the nearest, ties to even.
         numerator, denominator = value.as_integer_ratio()
         span, rest = divmod(numerator * SECOND_US, denominator)
         span += 2 * rest > denominator or (2 * rest == denominator and span % 2)
@@ -152,7 +152,7 @@ def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_
 
 
 class _AsConfigured:
-    """The default of `max_wait` where a call may say its own: what its shaper or policy was made with."""
+    """The default of `max_wait` in a call: what its shaper or policy was made with."""
 
     def __repr__(self) -> str:
         return "AS_CONFIGURED"
@@ -167,11 +167,11 @@ def max_wait_us(max_wait: Duration | None) -> int | None:
 
 
 class Fits(timedelta):
-    """A `max_wait` that nobody chose, such as the rest of a deadline: it covers no wait for a quota."""
+    """A `max_wait` that was derived, such as the rest of a deadline: it covers no wait for a quota."""
 
 
 def asked_wait_us(max_wait: Duration | None) -> int | None:
-    """The bound that a store is asked with; where there is none, a spent quota refuses."""
+    """The bound to pass to the store: None unless it was chosen, and then a spent quota refuses."""
     is_bounded = max_wait is not None and max_wait.__class__ is not Fits
     return duration_us("max_wait", max_wait, least=0) if is_bounded else None
 
@@ -214,12 +214,11 @@ def _unit_us(field: str, unit: str, text: str, at: int) -> int:
 
 
 class Value:
-    """An immutable object that is what its fields are: the base of rates and strategies.
+    """An immutable object that is defined by its fields: the base of rates and strategies.
 
-    Equal fields make equal values; values hash, show their fields and pickle. What a class keeps beside its
-    fields is derived from them. Subclasses name their `fields`, list all attributes in `__slots__`, and call
-    `_fill` once. (A dataclass does the same; making a dozen of them takes longer than importing all the
-    rest.)
+    Values with equal fields are equal; values hash, show their fields and pickle. Other attributes are
+    derived from the fields. Subclasses name their `fields`, list all attributes in `__slots__`, and call
+    `_fill` once. (Dataclasses do the same, but making a dozen takes longer than the rest of the import.)
     """
 
     __slots__ = ()
@@ -257,7 +256,7 @@ class Value:
 class Rate(Value):
     """`limit` calls in every `period`: `Rate(10, 1)`, `Rate(100, "1m")`, `Rate(5, timedelta(hours=1))`.
 
-    `burst` is how many may leave at once; None leaves the choice to what is given the rate.
+    `burst` is how many calls may leave at once; None leaves that to the shaper or strategy.
     """
 
     __slots__ = fields = ("limit", "period_us", "burst")
@@ -267,7 +266,7 @@ class Rate(Value):
     period_us: int
     """The period, in microseconds."""
     burst: int | None
-    """How many calls may leave at once; None if the rate says nothing of it."""
+    """How many calls may leave at once; None if the rate does not say."""
 
     def __init__(self, limit: int, period: Duration = 1, *, burst: int | None = None) -> None:
         self._checked(limit, duration_us("period", period), burst, limit)
@@ -300,7 +299,7 @@ class Rate(Value):
 
     @property
     def per_second(self) -> float:
-        """Calls a second, as a float: to show, not to compute with."""
+        """Calls a second as a float, to show and not to compute with."""
         return self.limit * SECOND_US / self.period_us
 
     def __str__(self) -> str:
@@ -379,14 +378,14 @@ def _exact(
 ) -> Rate:
     if burst is not None and burst.denominator != 1:
         raise ConfigError(field, told, "has a burst that is not whole", _RATE_FIX)
-    # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, the value unchanged.
+    # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, at the same rate.
     most_times = Fraction(MAX_SPAN_US) / period_us if period_us else 0
     kept = next(
         (few for few in _fewer_digits(count) if few.numerator <= MAX_COUNT and few.denominator <= most_times),
         count,
     )
     limit, period = kept.numerator, Fraction(period_us) * kept.denominator
-    # Slower, where a period is no whole number of microseconds and long enough that it hardly matters.
+    # A period with a fraction of a microsecond is rounded up, if it is so long that this hardly matters.
     whole_us = ceil(period)
     if wrong := _why_not(count, Fraction(period_us)):
         raise ConfigError(field, told, wrong, _RATE_FIX)
@@ -400,14 +399,14 @@ def _exact(
 
 
 def _why_not(count: Fraction, period_us: Fraction) -> str:
-    """Why no rate so fast, or so slow, can be kept."""
+    """Why a rate is too fast or too slow to be kept; empty if it is neither."""
     if count * SECOND_US > MAX_PER_SECOND * period_us:
         return f"is faster than {MAX_PER_SECOND} calls a second"
     return "is slower than one call in 71 years" if count * MAX_SPAN_US < period_us else ""
 
 
 def _fewer_digits(count: Fraction) -> Iterator[Fraction]:
-    """A number, the ratio of small numbers that its digits stand for, and a simple one a little below it.
+    """A number, the simple ratio that its digits were rounded from, and a simple ratio a little below it.
 
     >>> [str(few) for few in _fewer_digits(Fraction("0.3333333333333333"))][1:]
     ['1/3', '3333/10000']
@@ -421,7 +420,7 @@ def _fewer_digits(count: Fraction) -> Iterator[Fraction]:
 
 
 def _simplest(least: Fraction, most: Fraction) -> Fraction:
-    """The fraction of the smallest numbers in these bounds."""
+    """The simplest fraction within the bounds."""
     if ceil(least) <= most:
         return Fraction(ceil(least))
     below = floor(least)

@@ -1,4 +1,4 @@
-"""Shaper: a leaky bucket on a store, asked "when?".
+"""Shaper: a leaky bucket on a store, which tells each call when it may leave.
 
 Reservation: a slot that a shaper has granted, or its refusal. It can be serialized to plain values and
 continued in another process. Outlook: a forecast of slots.
@@ -72,7 +72,7 @@ __all__ = ["Core", "Outlook", "Reservation", "Shaper", "received", "sent"]
 
 
 UNPACED: Any = object()
-"""In place of a rate: everything leaves at once, unless the key is held."""
+"""In place of a rate: calls leave at once, unless the key is held."""
 _ONE = 1
 
 
@@ -94,14 +94,14 @@ class Shaper:
     - `max_wait`: a longer wait is refused with QueueFullError. `0` means now or never, None without a bound.
       It is the default of every call.
     - `pace="burst"`: not evenly spaced, but as fast as the windows allow.
-    - `gates`: further strategies that every departure has to pass. A spent `Quota`, in a
-      composite too, refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
+    - `gates`: further strategies that every call has to pass. A spent `Quota`, also inside a composite,
+      refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
     - `headroom=0.02`: shape 2 % below the stated rates; arrivals jitter on their way.
     - `prefetch="1s"`: for a distant store. A busy worker takes up to a second's worth of slots on one trip,
       hands them out at their times, and gives back the rest. The slots of a worker that dies are lost, and
       a hold by another process is noticed after a second at most.
-    - `adaptive`: instead of a rate, its bounds. The rate is found from the outcomes of calls, which a Policy
-      reports by itself, and which `shaper.adaptive` takes from other code.
+    - `adaptive`: instead of a rate, the bounds of one that is found from the outcomes of calls. A Policy
+      reports them by itself; other code reports them to `shaper.adaptive`.
     - `store`: a store, the URL of a Redis, or the path of a SQLite file; without one, this process's memory.
     - `longest_sleep`: long waits are slept in steps of at most this.
     """
@@ -135,14 +135,14 @@ class Shaper:
                 raise ConfigError(option, told, "has no rate to apply to", "leave it out, or give a rate")
         opened, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, opened, "shaper")
-        """The name under which the keys of the shaper are found on its store."""
+        """The name under which the store keeps the shaper's keys."""
         self._max_wait_us = max_wait_us(max_wait)
         chunk_s = duration_us("longest_sleep", longest_sleep) / SECOND_US
         self.core = Core(self.name, queue, opened, self._max_wait_us, chunk_s, prefetch)
         self._adaptive = AdaptiveRate(self.core) if queue.adapts else None
-        # What every call comes by.
+        # Bound once, for the path of every call.
         self._check, self._waiter = self.core.check, self.core.waiter
-        # An answer that was long on its way is looked at. From a store that answers on the spot, none is.
+        # The store's answer is timed, as it may come after the slot. An instant store's answer need not be.
         self._now_us = None if opened.instant else opened.clock.now_us
         self._grant, self._agrant = self.core.grant.call, self.core.grant.acall
 
@@ -193,8 +193,8 @@ class Shaper:
     ) -> Reservation:
         """Take the earliest slot and sleep until it comes.
 
-        Raises QueueFullError or QuotaExhaustedError at once if it is too far away, TimeoutError after
-        `timeout`. A call that stops waiting, for whatever reason, gives its slot back.
+        Raises QueueFullError or QuotaExhaustedError at once if the slot is too far away, and TimeoutError
+        after `timeout`. A call that stops waiting, for whatever reason, gives its slot back.
         """
         gives_up_us = None if timeout is None else timeout_us(timeout)
         asked_us = self._now_us and self._now_us()
@@ -236,7 +236,7 @@ class Shaper:
         return reservation
 
     def cancel(self, reservation: Reservation) -> bool:
-        """Give a slot back: `reservation.cancel()`."""
+        """Give a slot back, as `reservation.cancel()` does."""
         return run(self.core.cancel, checked_reservation(self.core, reservation))
 
     async def acancel(self, reservation: Reservation) -> bool:
@@ -244,11 +244,11 @@ class Shaper:
         return await self.core.cancel(TASKS, checked_reservation(self.core, reservation))
 
     def settle(self, reservation: Reservation, actual: int) -> bool:
-        """Make a call that has left cost what it turned out to cost; 0 if it never counted.
+        """Correct the cost of a call that has left to `actual`; 0 if it should not count.
 
-        The difference is charged, into debt if need be, or given back as far as no later call is built on it.
-        What is given back goes to calls that have no slot yet; waiting calls keep theirs. Repeating a cost
-        changes nothing; of several, the last one counts.
+        The difference is charged, even beyond the limit, or given back as far as no later slot depends on it.
+        Units given back go to calls that have no slot yet; waiting calls keep theirs. Repeating a cost
+        changes nothing; of several costs, the last one counts.
         """
         return run(self.core.settle, checked_reservation(self.core, reservation), actual) > 0
 
@@ -257,12 +257,12 @@ class Shaper:
         return await self.core.settle(TASKS, checked_reservation(self.core, reservation), actual) > 0
 
     def hold(self, length: Duration, *, key: str = "default") -> float:
-        """Stop all calls of `key` for `length`, in every process; returns how long it is held now.
+        """Stop all calls of `key` for `length`, in every process; returns how many seconds it is held now.
 
         Waiting calls move by as much and keep their order, and the rate continues where it was. A longer
-        hold in place stays. Calls that a hold moves to a later quota period or fixed window count there. If
-        calls of several periods wait, a hold may move them into the same one, which then sees more than its
-        limit.
+        hold that is already in place stays. Calls that a hold moves to a later quota period or fixed window
+        count there. If calls of several periods wait, a hold may move them into the same one, which then
+        exceeds its limit.
         """
         return run(self.core.hold, length, key)
 
@@ -271,11 +271,11 @@ class Shaper:
         return await self.core.hold(TASKS, length, key)
 
     def resume(self, *, key: str = "default") -> float:
-        """End a hold; returns how long the key is still held, until all waiting calls have noticed.
+        """End a hold; returns for how many more seconds the key stays held, so that all waiting calls notice.
 
-        In memory that is a quarter of a second. In a shared store it is a twelfth of what was left of the
-        hold: at least 1.5 seconds, at most 90. It is longer if waiting calls were put off to a later quota
-        period or fixed window, and the present one has no room for them.
+        In memory that is a quarter of a second. In a shared store it is a twelfth of the rest of the hold: at
+        least 1.5 seconds, at most 90. It is longer if the hold moved waiting calls to a later quota period or
+        fixed window, and the current one has no room for them.
         """
         return run(self.core.resume, key)
 
@@ -294,7 +294,7 @@ class Shaper:
     def remaining(self, reservation: Reservation) -> float:
         """Seconds until a slot comes, with the holds placed since; negative once it has passed.
 
-        For code that waits elsewhere than in `schedule`. The slot may have been taken in another process.
+        For code that does not wait in `schedule`. The slot may have been reserved in another process.
         """
         return run(self.core.remaining, checked_reservation(self.core, reservation))
 
@@ -303,10 +303,10 @@ class Shaper:
         return await self.core.remaining(TASKS, checked_reservation(self.core, reservation))
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
-        """When `calls` more calls will have left, if they came now and no others did.
+        """When `calls` more calls would leave, if all were made now and no others were.
 
         Takes some 0.2 s at most. If that is too short for so many calls, raises a ConfigError that names the
-        bound, which is 5,000 calls or more; under rates, windows and one calendar quota there is mostly none.
+        bound, which is 5,000 calls or more; with rates, windows and one calendar quota there is mostly none.
         """
         return run(self.core.forecast, calls, key, cost)
 
@@ -315,7 +315,7 @@ class Shaper:
         return await self.core.forecast(TASKS, calls, key, cost)
 
     def reset(self, key: str = "default") -> None:
-        """Forget the key: its queue, its hold, the memory of its limits. Waiting calls keep their slots."""
+        """Forget the key: its queue, hold and counts. Waiting calls keep their slots."""
         run(self.core.reset, key)
 
     async def areset(self, key: str = "default") -> None:
@@ -373,7 +373,7 @@ class Reservation:
     core: Final[Core]
     key: Final[str]
     """The key whose limit the slot counts against."""
-    granted: Granted  # another one once a call has missed a prefetched slot; nothing else changes
+    granted: Granted  # replaced if the call misses a prefetched slot; nothing else changes
 
     def __init__(self, core: Core, key: str, granted: Granted) -> None:
         self.core = core
@@ -400,7 +400,7 @@ class Reservation:
 
     @property
     def queue(self) -> LeakyQueue:
-        """Whose numbers the grant is in: the shaper's, or those that an operator has set."""
+        """The queue whose limits granted the slot: the shaper's own, or an operator's override of it."""
         return self.granted[QUEUE] or self.core.queue
 
     @property
@@ -421,14 +421,14 @@ class Reservation:
     def costing(self, actual: int, number: int, *, is_placed: bool = True) -> Reservation:
         """The same slot after a settlement, under its new number.
 
-        `is_placed` is false if an earlier settlement was not heard of: the slot may no longer be in the
-        queue.
+        `is_placed` is false if the store did not answer an earlier settlement: the slot may no longer be in
+        the queue.
         """
         end = self.queue.end_of(self.grant, actual) if is_placed else self.grant.start
         return Reservation(self.core, self.key, self.grant._replace(cost=actual, version=number, end=end))
 
     def after_waiting(self, wait_us: int) -> Reservation:
-        """The same slot, with the time that its call waited before it could reserve added to the delay."""
+        """The same slot; its delay includes the time that its call waited before it reserved."""
         grant = self.grant
         return Reservation(self.core, self.key, grant._replace(wait_us=grant.wait_us + wait_us))
 
@@ -466,7 +466,7 @@ def sent(reservation: Reservation) -> list[Any]:
 
 
 def received(core: Core, told: list[Any]) -> Reservation:
-    """Restore what `sent` gave, as a reservation of this shaper or of its like in another process."""
+    """Restore a reservation that `sent` has serialized, here or in another process with the same shaper."""
     key, *plain, described = told
     grant = Grant(*map(as_tuple, plain))
     if described is not None:
@@ -477,7 +477,7 @@ def received(core: Core, told: list[Any]) -> Reservation:
 
 
 _FORESEEN_AT_ONCE = 200
-"""The most calls that a forecast plays on the event loop; more of them take up to 0.2 s, on a thread."""
+"""The most calls that a forecast simulates on the event loop; more take up to 0.2 s, on a thread."""
 
 
 class Core:
@@ -524,24 +524,22 @@ class Core:
         forgets(self.budgets, Budgets.begin)
 
     def check(self, key: str, cost: int) -> str:
-        """The key as plain text; an error for arguments about which the store need not be asked, unless a
-        limit that is set allows the cost.
-        """
+        """The key as plain text; raises for a wrong key, or a cost above the limit in the code."""
         if key.__class__ is not str:
             key = text_of(key)
         check_cost(cost, self.queue.max_cost, key, "limit", self.name)
         return key
 
     async def checked(self, driver: Driver, key: str, cost: int) -> str:
-        """`check`, by the limits in force."""
+        """`check`, by the limits in force: an operator's override may admit a higher cost."""
         try:
             return self.check(key, cost)
         except CostExceedsLimitError as error:
             return await self.allowed(driver, error)
 
     async def allowed(self, driver: Driver, error: CostExceedsLimitError) -> str:
-        """The key of a call whose cost is beyond the limit in the code; the error, unless a limit that is set
-        allows it.
+        """The key of a call whose cost exceeds the limit in the code; raises `error`, unless an override
+        admits the cost.
         """
         await check_in_force(driver, self.store, self.name, self.queue, error.key, error)
         return error.key
@@ -551,7 +549,7 @@ class Core:
     async def reserve(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """Reserve a slot, and tell the listeners whether it was granted or refused."""
         try:
-            # `reserve_untold`, written out: a flow within a flow takes a tenth of a call with a listener.
+            # `reserve_untold`, inlined: a nested flow would take a tenth of a call with a listener.
             granted: Granted = (
                 _unshaped(cost)
                 if SWITCH.offs
@@ -581,7 +579,7 @@ class Core:
         return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id())))
 
     async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
-        """`reserve` for a call that leaves as soon as it may; None if it has left at once."""
+        """`reserve` for a call that leaves as soon as it may; None if it has left already."""
         reservation = await self.reserve(driver, key, cost, self.max_wait_us)
         if not reservation.leaves_now:
             return reservation
@@ -589,8 +587,8 @@ class Core:
         return None
 
     def taker(self, key: str, cost: int) -> Callable[[], Reservation | None]:
-        """`take` for threads, prepared for calls with the same arguments; a call that has to wait continues
-        with `leave`.
+        """`take` for threads, prepared for calls of one key and cost; a call that has to wait continues with
+        `leave`.
         """
         key = self.check(key, cost)
         grant, bound_us = self.grant.call, self.max_wait_us
@@ -613,8 +611,8 @@ class Core:
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
     ) -> tuple[Reservation, tuple[int, int]]:
-        """`Shaper.schedule`, for a caller that tells the departure: with how long the call waited, and how
-        late it is.
+        """`Shaper.schedule`, for a caller that reports the departure itself: also returns how long the call
+        has waited, and how late it is.
         """
         await driver.stop_if_cancelled()
         asked_us, gives_up_us, is_own = self.clock.now_us(), timeout_us(timeout), max_wait is AS_CONFIGURED
@@ -633,9 +631,9 @@ class Core:
     async def measure(
         self, driver: Driver, key: str, cost: int, bound_us: int | None, *, code: str | None = None
     ) -> Reservation:
-        """Reserve for a call that passes at once whatever the answer.
+        """Reserve for a call that leaves at once whatever the answer.
 
-        `code` is that of an error by which the call would have been refused already.
+        `code`: that of the error that would have refused the call before it reserved.
         """
         await driver.stop_if_cancelled()
         with self.reporter.watching(key):
@@ -714,13 +712,13 @@ class Core:
     async def exhausted(self, driver: Driver, length_s: float, key: str) -> None:
         """Hold a key because the server says that its account has nothing left to spend."""
         length_us = round(length_s * SECOND_US)
-        # Told first: it is as true while the store does not answer.
+        # Reported first: it is just as true if the store does not answer.
         if self.accounts.exhausted(key, length_us):
             self.reporter.exhausted(key, length_us)
         await self.hold(driver, length_s, key)
 
     async def resume(self, driver: Driver, key: str) -> float:
-        """End a hold; returns how many seconds the key stays held, so that every waiting call hears of it."""
+        """End a hold; returns how many seconds the key stays held, so that every waiting call notices."""
         key = text_of(key)
         ends_in_us = AT_ONCE_US if self.status.hears_all else notice_us(await self._held_us(driver, key))
         with self.reporter.watching(key):
@@ -754,8 +752,8 @@ class Core:
     async def coming(
         self, driver: Driver, reservation: Reservation, grace_s: float, *, is_unused: bool = True
     ) -> Coming | None:
-        """When the slot comes of a call that waits elsewhere than in `schedule`; or the next one of the line,
-        if that is soon and its own passed longer than `grace_s` ago. None if it has to take another slot.
+        """When the slot of a call that does not wait in `schedule` comes. If it passed more than `grace_s`
+        ago, the next slot of the queue, if that comes soon; None if the call has to reserve anew.
 
         `is_unused`: whether it is known that no call has used the slot.
         """
@@ -777,12 +775,12 @@ class Core:
             return await driver.ask(Twin(look, partial(ThreadCall(look, lambda _: None).run, Workers())))
 
     def queue_of(self, key: str) -> LeakyQueue:
-        """Whose numbers a key goes by, as far as this process knows: the shaper's, or an operator's."""
+        """The queue that applies to a key, as far as this process knows: the shaper's, or an override's."""
         queue: LeakyQueue = self.store.settings(self.name).program(self.queue, key)
         return queue
 
     def outlook(self, key: str, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
-        """When further calls would leave, from the state that a look has read."""
+        """When further calls would leave, from the state that `look` has read."""
         state, now, skew = looked
         queue = self.queue_of(key)
         check_cost(cost, queue.max_cost, key, "limit", self.name)
@@ -814,7 +812,7 @@ def _unshaped(cost: int) -> Grant:
 
 
 def _signed(reservation: Reservation) -> Grant:
-    """The grant with its queue: the numbers in force may be those of another."""
+    """The grant with its own queue, as another one may apply by now."""
     return reservation.grant._replace(queue=reservation.queue)
 
 
@@ -829,7 +827,7 @@ def limits_shown(shaper: Shaper) -> list[str]:
 
 
 def checked_reservation(core: Core, reservation: Reservation) -> Reservation:
-    """The reservation, if it is one of this shaper, or of its like in another process."""
+    """The reservation, if it is of this shaper or of the same one in another process; else ConfigError."""
     told: object = reservation
     if not isinstance(told, Reservation):
         raise ConfigError("reservation", told, "is not a reservation", "pass what reserve() has returned")
@@ -841,7 +839,7 @@ def checked_reservation(core: Core, reservation: Reservation) -> Reservation:
 
 
 def checked_rates(rate: RateLike, call: str) -> tuple[Rate, ...]:
-    """The rates; `call` is how users write what they are given to, for the fix."""
+    """The parsed rates; `call` is the function or class that the user calls, for the fix."""
     if isinstance(rate, Algorithm):
         strategy = f"{type(rate).__name__}(…)"
         fix = f"write {call}(gates=({strategy},)), or ask a Gate({strategy})"
