@@ -1,1 +1,1 @@
-"""What everything stands on: drivers for threads and event loops, and what concerns the process."""
+"""The lowest layer: drivers for threads and event loops, and what concerns the process."""

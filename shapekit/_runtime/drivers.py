@@ -1,17 +1,17 @@
-"""One flow, two drivers: what a call does is written once, for threads and for event loops.
+"""Drivers: what a call does is written once, as a flow, for threads and for event loops.
 
-A flow is a coroutine function whose first argument is its driver. Whatever takes time (a trip to the store,
-a sleep) it asks the driver for. `TASKS` awaits that. `THREADS` does it on the spot: there a flow never
-suspends, and `run` takes it from its first line to its last in one step.
+A flow is a coroutine function whose first argument is its driver. It asks the driver for whatever takes time:
+a trip to the store, a sleep. `TASKS` awaits that. `THREADS` does it on the spot: there a flow never suspends,
+and `run` takes it from its first line to its last in one step.
 
-Alarm: what ends a sleep, from any thread and from a signal handler, for good. A `ThreadAlarm` is an event
-without the lock of `threading.Event`. An event loop's events may only be set on their own loop; an
-`AsyncAlarm` knows its loop and can be set from everywhere, also after that loop is gone.
+Alarm: an event that ends sleeps, and stays set. Any thread or signal handler may set it. A `ThreadAlarm` does
+without the lock of `threading.Event`. An event loop's own events may only be set on that loop; an
+`AsyncAlarm` knows its loop and can be set from anywhere, even after that loop has ended.
 
-Cancellation: what a task that is cancelled, or a coroutine that is thrown away, may still do. A cancelled
-task gives back what it took. A coroutine that is thrown away gives back nothing: its loop was closed under
-it, and the collector ends it by GeneratorExit in the midst of anything, where this very thread may hold any
-lock. What it took expires unused; what has no end of its own it leaves to the background thread (`process`).
+Cancellation: a cancelled task gives back what it took. A discarded coroutine gives nothing back: its loop was
+closed before it ended, and the garbage collector ends it by GeneratorExit at any point, where this very
+thread may hold any lock. What it took expires unused; what never expires is left to the background thread
+(`process`).
 
 ThreadCall: a blocking call that runs on a worker thread while a task awaits it.
 """
@@ -58,14 +58,14 @@ GiveBack: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class ThreadAlarm(threading.Event):
-    """An event that ends the sleep of threads. It stays set.
+    """An event that ends the sleep of threads, and stays set.
 
-    `threading.Event` holds a lock in the midst of its `wait`, for which a signal handler of that thread would
-    wait forever. Nothing of it is inherited but its type: where gevent has patched the standard library, it
-    is gevent's, which keeps its flag elsewhere.
+    `threading.Event` holds a lock inside `wait`, for which a signal handler of that thread would wait
+    forever. Only its type is inherited: if gevent has patched the standard library, the base class is
+    gevent's, which keeps its flag elsewhere.
     """
 
-    def __init__(self) -> None:  # its parent's makes that lock
+    def __init__(self) -> None:  # the base class would make that lock
         self._flag = False
         self._shut = threading.Lock()
         self._shut.acquire()
@@ -75,19 +75,19 @@ class ThreadAlarm(threading.Event):
         try:
             self._shut.release()
         except RuntimeError:
-            pass  # it is open
+            pass  # open already
 
     def is_set(self) -> bool:
         """Whether it was set."""
         return self._flag
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the alarm is set, or for so many seconds; whether it was set."""
+        """Wait until the alarm is set, at most for `timeout` seconds; returns whether it was set."""
         if self._flag:
             return True
         if not self._shut.acquire(timeout=-1 if timeout is None else max(0, timeout)):
             return False
-        self.set()  # for others who wait
+        self.set()  # for other waiting threads
         return True
 
 
@@ -104,11 +104,11 @@ class AsyncAlarm:
         self._sleepers: list[Any] = []
 
     def set(self) -> None:
-        """End the sleep, at once in a task of the alarm's own loop and soon from anywhere else."""
+        """End the sleep: at once in a task of the alarm's own loop, and soon from anywhere else."""
         self._is_set = True
         is_trio = hasattr(self._loop, "run_sync_soon")
         try:
-            # Outside of tasks it may be a signal handler, which has interrupted the sleep of the loop.
+            # Outside of tasks, this may be a signal handler that has interrupted the loop's own sleep.
             if running_loop() is self._loop and (is_trio or sys.modules["asyncio"].current_task()):
                 self._wake()
             elif is_trio:
@@ -124,13 +124,14 @@ class AsyncAlarm:
         return self._is_set
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until the alarm is set, or for `seconds`."""
+        """Wait until the alarm is set, at most for `seconds`."""
         if self._is_set:
             await others_first()
         elif hasattr(self._loop, "run_sync_soon"):
             await self._wait_on_trio(seconds)
         else:
-            # A bare timer and a bare future: hundreds who fall asleep at once must not keep the loop busy.
+            # A bare timer and a bare future: hundreds of tasks that fall asleep at once must not keep the
+            # loop busy.
             sleeper = self._loop.create_future()
             timer = None if seconds is None else self._loop.call_later(seconds, _wake, sleeper)
             self._sleepers.append(sleeper)
@@ -163,9 +164,9 @@ def _wake(sleeper: Any) -> None:
 
 
 async def others_first() -> None:
-    """Let those run who are ready already."""
+    """Let tasks run that are ready already."""
     if (trio := running_trio()) is not None:
-        # Trio resumes those in any order, but all of them before it goes round a second time.
+        # Trio resumes ready tasks in any order, but all of them before it goes round a second time.
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
     else:
@@ -173,8 +174,8 @@ async def others_first() -> None:
 
 
 def running_loop() -> Any:
-    """The event loop that runs on this thread."""
-    # First trio's, since it may be the guest of an asyncio loop.
+    """The event loop that runs on this thread; None without one."""
+    # trio first, since it may be the guest of an asyncio loop.
     if (trio := _loaded("trio.lowlevel", "current_trio_token")) is not None:
         try:
             trio.current_task()
@@ -190,7 +191,7 @@ def running_loop() -> Any:
 
 
 def has_ended(loop: Any) -> bool:
-    """Whether an event loop was closed, so that no task of it ever goes on."""
+    """Whether an event loop was closed, so that none of its tasks ever continues."""
     if not hasattr(loop, "run_sync_soon"):
         return bool(loop.is_closed())
     if running_loop() is loop:
@@ -203,41 +204,40 @@ def has_ended(loop: Any) -> bool:
 
 
 def _nothing() -> None:
-    """What a loop is asked to do, to see whether it does anything."""
+    """Passed to a loop to find out whether it still accepts callbacks."""
 
 
 def _loaded(module: str, function: str) -> Any:
-    """The module, if it is there with this function.
+    """The module, if it is loaded and has this function.
 
-    It is never imported from here: where it is not there, none of its loops runs. Another thread may be in
-    the middle of importing it, and to import a part of it meanwhile breaks both.
+    It is never imported here: if it is not loaded, none of its loops runs. Another thread may be in the
+    middle of importing it, and importing a part of it meanwhile would break both.
     """
     found = sys.modules.get(module)
     return found if hasattr(found, function) else None
 
 
 async def given_back(error: BaseException, give_back: GiveBack) -> None:
-    """Give back what was taken, in an `except BaseException as error`: also a cancelled task does.
+    """Give back what was taken, in an `except BaseException as error` block; works in a cancelled task, too.
 
-    Every await that would leave something taken stands in such a block. A coroutine that is thrown away gives
-    nothing back.
+    Every await that could leave something taken is in such a block. A discarded coroutine gives nothing back.
     """
     if not isinstance(error, GeneratorExit):
         await shielded(give_back)
 
 
 def own_copy(error: Exception) -> Exception:
-    """An exception for each caller: a shared one would collect all their tracebacks."""
+    """A copy of the exception for each caller: a shared one would collect all their tracebacks."""
     try:
         own = copy(error)
     except Exception:
-        return error  # a store of a user's raises what its class cannot make again
+        return error  # a user's own store may raise what cannot be copied
     own.__cause__ = error.__cause__
     return own
 
 
 class _Scope(AbstractContextManager[object]):
-    """A cancel scope that a coroutine may be thrown away in."""
+    """A cancel scope in which a coroutine may be discarded."""
 
     __slots__ = ("_scope",)
 
@@ -249,7 +249,7 @@ class _Scope(AbstractContextManager[object]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool | None:
         if kind is GeneratorExit:
-            # Where the task is gone, there is nothing that could leave the scope.
+            # The task is gone, so that none can leave the scope.
             with suppress(RuntimeError):
                 self._scope.__exit__(kind, error, trace)
             return None
@@ -258,10 +258,10 @@ class _Scope(AbstractContextManager[object]):
 
 
 async def shielded(work: Callable[[], Awaitable[T]]) -> T:
-    """What comes of work that a cancelled task still does, such as giving back its slot.
+    """Finish work in a task that may be cancelled, such as giving back its slot; returns the work's result.
 
-    If the task is cancelled once more meanwhile, that takes effect afterwards; and `Task.cancel` ends the
-    work, if that goes on for much longer. Scopes of trio and anyio do not: there the store's bounds end it.
+    A cancellation meanwhile takes effect afterwards. After a `Task.cancel`, the work is cancelled too if it
+    takes longer than `LAST_S`; in scopes of trio and anyio, only the store's own timeouts end it.
     """
     if (trio := running_trio()) is not None:
         with _Scope(trio.CancelScope(shield=True)):
@@ -289,7 +289,7 @@ async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
             return await work()
         finally:
             is_done = True
-            if not loop.is_closed():  # else it is thrown away, as those are who wait
+            if not loop.is_closed():  # else it is discarded, as is the task that waits
                 _wake(sleeper)
 
     task = hidden_task(loop, do)
@@ -303,18 +303,18 @@ async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
     try:
         answer: T = task.result()
     finally:
-        del task  # an error of its has this frame in its traceback
+        del task  # the traceback of its error holds this frame
         if struck:
             raise struck.pop()  # its traceback holds this frame
     return answer
 
 
 _HIDDEN: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
-"""By event loop."""
+"""The tasks of `hidden_task`, by event loop."""
 
 
 def hidden_task(loop: Any, work: Callable[[], Coroutine[Any, Any, object]]) -> Any:
-    """A task that `asyncio.run` does not find where it cancels all tasks that main has left.
+    """A task that `asyncio.run` does not find when it cancels the tasks that are left at its end.
 
     Another task has to wait for it, or the loop ends without it.
     """
@@ -327,25 +327,25 @@ def hidden_task(loop: Any, work: Callable[[], Coroutine[Any, Any, object]]) -> A
 
 
 def hidden_tasks() -> list[Any]:
-    """What `asyncio.all_tasks` leaves out of the tasks of the running loop."""
+    """The tasks of the running loop that `asyncio.all_tasks` does not list."""
     return [task for task in _HIDDEN.get(running_loop(), ()) if not task.done()]
 
 
 def within(seconds: float | None) -> AbstractContextManager[object]:
-    """A context whose body is cancelled after so long; None for never."""
+    """A context whose body is cancelled after `seconds`; None for never."""
     if (trio := running_trio()) is not None:
         return _Scope(trio.move_on_after(math.inf if seconds is None else seconds))
-    from anyio import move_on_after  # noqa: PLC0415 - who never awaits need not load it
+    from anyio import move_on_after  # noqa: PLC0415 - loaded only for tasks
 
     return _Scope(move_on_after(seconds))
 
 
 LAST_CALL_S = 0.005
-"""How long a loop that finds the time is up has to read what came before."""
+"""How long a loop that finds the time is up may still read what has arrived."""
 
 
 def answered_within(seconds: float) -> AbstractContextManager[object]:
-    """As `within`; but on asyncio, what came while the loop was blocked is read before time is up."""
+    """`within`, but on asyncio, what arrived while the loop was blocked is read before the time is up."""
     if running_trio() is not None or (loop := running_loop()) is None:
         return within(seconds)
     from anyio import CancelScope  # noqa: PLC0415 - as above
@@ -354,7 +354,7 @@ def answered_within(seconds: float) -> AbstractContextManager[object]:
 
 
 class _PatientScope(_Scope):
-    """Cancels its body after so many seconds, and after `LAST_CALL_S` more."""
+    """Cancels its body `LAST_CALL_S` after the loop has noticed that the time is up."""
 
     __slots__ = ("_loop", "_seconds", "_timer")
 
@@ -376,15 +376,15 @@ class _PatientScope(_Scope):
 
 
 async def stop_if_cancelled() -> None:
-    """End here if this task was cancelled already: what it is about to take would be used for nothing.
+    """Raise here if this task is cancelled already, before it takes what it could not use.
 
-    Does not wait, and lets no other task run: so a slot that has come is no slower for it.
+    Does not wait, and lets no other task run, so that a slot that has come is not delayed.
     """
     modules: Any = sys.modules
     try:
-        # What strikes at the next wait: anyio knows only of its scopes.
+        # `Task.cancel` raises at the next await: anyio knows only its own scopes.
         task = modules["asyncio"].current_task()
-        is_struck = task._must_cancel  # noqa: SLF001 - nothing else says it
+        is_struck = task._must_cancel  # noqa: SLF001 - there is no public name
     except (KeyError, AttributeError, RuntimeError):  # no task of asyncio
         try:
             modules["trio"].lowlevel.current_task()
@@ -399,7 +399,7 @@ async def stop_if_cancelled() -> None:
 
 
 def may_be_cancelled() -> bool:
-    """Whether `stop_if_cancelled` may end here: asked first where a call is to be quick."""
+    """Whether `stop_if_cancelled` may raise: a quick check, for the path of every call."""
     modules: Any = sys.modules
     try:
         task = modules["asyncio"].current_task()
@@ -410,9 +410,9 @@ def may_be_cancelled() -> bool:
 
 
 def _is_scope_cancelled(task: object) -> bool:
-    """Whether this task, the current one, is in a cancelled scope of anyio, which strikes at every wait.
+    """Whether this task, the current one, is in a cancelled scope of anyio, which raises at every await.
 
-    anyio's own answer takes longer than a reservation, so it is asked only about tasks with a scope.
+    anyio's own check takes longer than a reservation, so it is made only for tasks with a scope.
     """
     if task not in getattr(sys.modules.get(_ANYIO), "_task_states", (task,)):
         return False
@@ -420,19 +420,20 @@ def _is_scope_cancelled(task: object) -> bool:
 
 
 def running_trio() -> Any:
-    """trio, if a task of its runs here; None if not."""
+    """The module trio if one of its tasks runs here, else None."""
     trio: Any = sys.modules.get("trio")
     try:
         trio.lowlevel.current_task()
-    except (AttributeError, RuntimeError):  # not loaded, or by half; or not at work here
+    except (AttributeError, RuntimeError):  # not loaded, half loaded, or not running here
         return None
     return trio
 
 
 def _anyio() -> Any:
-    """How anyio does things on asyncio; None if that is not loaded, so that no task there is in its scopes.
+    """The asyncio backend of anyio; None if it is not loaded, so that no task is in its scopes.
 
-    To load it takes longer than a slot. This name is the last in its module: where it is, all else is.
+    Loading it would take longer than a slot. `backend_class` is the last name of its module: once it is
+    there, the module is complete.
     """
     return getattr(sys.modules.get(_ANYIO), "backend_class", None)
 
@@ -441,7 +442,7 @@ _ANYIO = "anyio._backends._asyncio"
 
 
 _BETWEEN = ("shapekit", "httpx", "httpx2", "requests", "tenacity", "openai", "anthropic", "contextlib")
-"""Packages whose frames stand between a user's line and a wait."""
+"""Packages whose frames may lie between a user's line and a wait."""
 
 _COROUTINE = 0x80
 """`inspect.CO_COROUTINE`: the flag in the code of an `async def`."""
@@ -464,13 +465,13 @@ _AWAITED = {
 
 
 def warn_in_event_loop() -> None:
-    """Say that a synchronous wait stops everything else on an event loop's thread: once for each line."""
+    """Warn that a synchronous wait blocks the event loop on this thread: once for each line."""
     if running_loop() is None:
         return
-    frames = _between(sys._getframe())  # noqa: SLF001 - to load inspect takes a tenth of all of shapekit
+    frames = _between(sys._getframe())  # noqa: SLF001 - loading inspect takes a tenth of shapekit's import
     if _is_notebook_cell(frames[-1].f_back):
         return
-    # By default `warnings` shows one text once for each line that it is about.
+    # By default, `warnings` shows a text once for each line that it points at.
     warnings.warn(
         f"a synchronous wait blocks the event loop that runs on this thread; use {_awaited(frames)} instead",
         RuntimeWarning,
@@ -479,9 +480,9 @@ def warn_in_event_loop() -> None:
 
 
 def _is_notebook_cell(frame: FrameType | None) -> bool:
-    """Whether the innermost coroutine is the one by which IPython runs a cell.
+    """Whether the innermost coroutine is the one in which IPython runs a cell.
 
-    Whatever such a cell does without `await` stops its kernel's loop: a wait is no mistake there.
+    All that a cell does without `await` blocks its kernel's loop, so a wait is no mistake there.
     """
     while frame is not None and not frame.f_code.co_flags & _COROUTINE:
         frame = frame.f_back
@@ -489,7 +490,7 @@ def _is_notebook_cell(frame: FrameType | None) -> bool:
 
 
 def callers_level() -> int:
-    """The `stacklevel` by which a warning of the caller names the user's line that led to it."""
+    """The `stacklevel` with which a warning of the caller points at the user's line."""
     return len(_between(sys._getframe(1))) + 1  # noqa: SLF001 - as above
 
 
@@ -502,7 +503,7 @@ def _awaited(frames: Sequence[FrameType]) -> str:
 
 
 def _between(frame: FrameType | None) -> list[FrameType]:
-    """A frame and those around it, from the inside to the outside, up to the first that is the user's."""
+    """A frame and its callers, from the inside out, up to the first frame of the user's."""
     frames: list[FrameType] = []
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frames.append(frame)
@@ -511,42 +512,42 @@ def _between(frame: FrameType | None) -> list[FrameType]:
 
 
 class Twin(NamedTuple, Generic[T]):
-    """One thing that can be done as a call, and awaited."""
+    """One operation in two forms: a call for threads, and an awaitable one for tasks."""
 
     call: Callable[..., T]
     acall: Callable[..., Awaitable[T]]
 
 
 class Driver:
-    """What a flow waits by, and how a task does it."""
+    """Does what a flow waits for; this one does it for tasks."""
 
     alarm: Callable[[], Any] = AsyncAlarm
-    """Makes what ends a sleep."""
+    """Makes an alarm, which ends a sleep."""
     has_order: ClassVar[bool] = True
-    """Whether calls that are due go in an order, as the tasks of one loop do, and threads do not."""
+    """Whether calls that are due leave in order, as the tasks of one loop do; threads do not."""
 
     def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
-        """What comes of it."""
+        """Do the operation, and return its result."""
         return twin.acall(*args, **named)
 
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> bool:
-        """Until then, or until the alarm `news` rings; tasks of one loop go in the order given, unless this
-        says that there was news.
+        """Sleep until `until_us`, or until the alarm `news` is set. Tasks of one loop leave in the given
+        order, unless this returns True: then there was news.
         """
         return await sleepers.asleep(until_us, order, others_too=others_too, news=news)
 
     async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
-        """Let the tasks of this loop go first that are due as well, and have a lower one."""
+        """Let tasks of this loop that are due earlier, or as early with a lower `order`, leave first."""
         await sleepers.asleep(due_us, order, others_too=True)
 
     async def pause(self, clock: Clock, seconds: float, alarm: Any) -> None:
-        """Until the alarm rings, or for so long on the clock."""
+        """Sleep until the alarm is set, at most for `seconds` on the clock."""
         await clock.asleep(seconds, alarm)
 
     async def wait(self, alarm: Any, seconds: float | None = None) -> None:
-        """Until the alarm rings, or for so long; None for as long as it takes."""
+        """Wait until the alarm is set, at most for `seconds`; None for no bound."""
         await alarm.wait(seconds)
 
     def loop(self) -> object:
@@ -554,24 +555,24 @@ class Driver:
         return running_loop()
 
     async def stop_if_cancelled(self) -> None:
-        """End here if the task was cancelled already."""
+        """Raise here if the task is cancelled already."""
         await stop_if_cancelled()
 
     async def shielded(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What comes of work that a cancelled task finishes before it ends."""
+        """Finish work in a task that may be cancelled; returns the work's result."""
         return await shielded(work)
 
     def may_be_thrown(self) -> None:
-        """Prepare for what the collector does with a coroutine that is thrown away."""
+        """Start the background thread, to which a discarded coroutine leaves its work."""
         process.background_ready()
 
     async def given_back(
         self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
     ) -> None:
-        """Give back what was taken, in an `except BaseException as error` whose block holds something.
+        """Give back what was taken, in an `except BaseException as error` block.
 
-        That is awaited in a cancelled task, too. A coroutine that is thrown away awaits nothing, as is said
-        above. Another thread then calls `thrown`, if `may_be_thrown` was called before.
+        A cancelled task awaits that, too. A discarded coroutine awaits nothing: the background thread calls
+        `thrown` instead, if `may_be_thrown` was called before.
         """
         if isinstance(error, GeneratorExit) and thrown is not None:
             process.in_background(thrown)
@@ -579,7 +580,7 @@ class Driver:
 
 
 class _Threads(Driver):
-    """The same on the spot: nothing here suspends."""
+    """The same for threads, on the spot: nothing here suspends."""
 
     alarm = ThreadAlarm
     has_order = False
@@ -631,7 +632,7 @@ TASKS = Driver()
 def run(
     flow: Callable[Concatenate[Driver, P], Coroutine[Any, Any, T]], /, *args: P.args, **named: P.kwargs
 ) -> T:
-    """Take a flow from its first line to its last, in this thread."""
+    """Run a flow to its end in this thread, and return its result."""
     try:
         # In one line: an interrupt between the two would leave a coroutine that was never awaited.
         flow(THREADS, *args, **named).send(None)
@@ -642,46 +643,46 @@ def run(
 
 
 MOST_THREADS = 32
-"""The most worker threads of one store: further calls wait for one of them, and for nothing else."""
+"""The most worker threads of one store: further calls wait until one of them is free."""
 GIVING_BACK = "shapekit-giving-back"
-"""What the threads are called that give back what a task took that has gone."""
+"""The name of the threads that give back what an ended task took."""
 
 
 class Workers:
     """The worker threads of one store, made as they are needed.
 
-    They are not those of anyio, which a program's other blocking calls share: however many tasks wait for a
-    store, they take no thread away from other code, and another store that hangs takes none from this one.
+    They are not anyio's, which all blocking calls of a program share: however many tasks wait for a store,
+    they take no thread away from other code, and a store that hangs takes none away from other stores.
     """
 
     def __init__(self) -> None:
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def start(self, work: Callable[..., object], *args: Any) -> None:
-        """Run this on a thread, as soon as one is free."""
+        """Run `work` on a thread, as soon as one is free."""
         own = os.getpid()
         pool = self._pools.get(own)
         try:
             if pool is None:
                 from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - it loads logging
 
-                # In the child of a fork there are none of its parent's threads.
+                # By process, since a forked child has none of its parent's threads.
                 pool = self._pools.setdefault(own, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
             pool.submit(work, *args)
         except RuntimeError as error:
             raise StoreUnavailableError(process.NO_THREAD) from error
 
     def close(self) -> None:
-        """Let the threads go as soon as they have nothing to do."""
+        """Let the threads end as soon as they have nothing to do."""
         self._pools.clear()
 
 
 class ThreadCall(Generic[T]):
-    """Runs `call` once. If the task goes away meanwhile, what the call took is handed to `give_back`.
+    """Runs `call` once, on a worker thread. If the task ends meanwhile, the result is passed to `give_back`.
 
-    A cancelled task does not wait for the thread: whichever of the two comes last sees to it that what was
-    taken is given back, and the task lets another thread do it. A store that hangs by now holds up no task.
-    No lock is taken: the collector may end the task on the very thread that runs the call.
+    A cancelled task does not wait for the thread: whichever of the two ends last gives the result back, the
+    task by another thread, so that a store that hangs holds up no task. No lock is taken: the garbage
+    collector may end the task on the very thread that runs the call.
     """
 
     __slots__ = ("_abandoned", "_alarm", "_call", "_done", "_failure", "_give_back")
@@ -708,7 +709,7 @@ class ThreadCall(Generic[T]):
             self._abandoned = True
             if self._done:
                 if isinstance(error, GeneratorExit):
-                    process.in_background(self._send_back)  # a thread that is being started takes locks
+                    process.in_background(self._send_back)  # starting a thread takes locks
                 else:
                     self._send_back()
             raise
@@ -719,7 +720,7 @@ class ThreadCall(Generic[T]):
     def work(self) -> None:
         is_wanted = not self._abandoned
         if not is_wanted:
-            return  # nothing was taken yet, so nothing is
+            return  # nothing was taken, and nothing will be
         try:
             self._done.append(self._call())
         except BaseException as error:
@@ -733,7 +734,7 @@ class ThreadCall(Generic[T]):
         try:
             thread.start()
         except RuntimeError:
-            # No more threads: the machine is full, or the interpreter ends.
+            # No more threads: the machine has none left, or the interpreter is ending.
             process.in_background(self._take_back)
         else:
             process.UNDER_WAY.add(thread)
@@ -742,7 +743,7 @@ class ThreadCall(Generic[T]):
         try:
             result = self._done.pop()
         except IndexError:
-            return  # of the task and its thread, each of which may come last, the other one has it
-        # A store that is gone by now keeps one charge too many, and no caller is left to hear of it.
+            return  # the task or its thread, whichever came first, has it
+        # If the store is gone, one charge too many stays in it, and no caller is left for the error.
         with suppress(StoreUnavailableError):
             self._give_back(result)

@@ -1,26 +1,26 @@
-"""The process: what has to happen where it forks, a thread of its own, ids, and the off-switch.
+"""The process: forks, ids, the background thread, and the off-switch.
 
-Forks: what has to happen where the process forks, for all parts of it, in one place and one order.
+Forks: what all parts of shapekit do when the process forks, in one place and one order.
 
-Before a fork, what must not be in the midst of something comes to rest, and is held there until the fork is
-over, in both processes. Then, in the child alone, each part begins anew, before any thread of the child can
-use it. The order is that of subscribing: modules subscribe when they are imported, so what a module builds
-on comes before it.
+Before a fork, parts that must not be copied halfway through a step come to rest, and stay so until the fork
+is over, in both processes. Then, in the child alone, each part begins anew, before any thread of the child
+can use it. Parts run in the order in which their modules were imported, so a module comes after those that
+it builds on.
 
-Ids: numbers that no other process, and no forked child, is likely to give out too.
+Ids: numbers that no other process, and no forked child, is likely to generate too.
 
-Background: what shapekit does beside the calls of its users.
+Background: a thread for work beside the users' calls.
 
-A thread of its own does what a finalizer or a callback of a loop cannot do at once: a finalizer runs in the
-midst of anything, where any lock may be held by the very thread it runs on, and a callback must not block its
-loop. They leave it to that thread: `background_ready` and `in_background`. A process that ends waits for it,
+It does what a finalizer or a callback of an event loop cannot do at once: a finalizer may run at any point,
+where its own thread may hold any lock, and a callback must not block its loop. They leave their work to that
+thread: `background_ready` starts it, `in_background` passes it a call. At its exit, the process waits for it
 and for the threads that give something back (`UNDER_WAY`), but for no longer than `LAST_S`.
 
-ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error.
-What a signal handler raises, such as the time limit of a task, is no failure of what it interrupts, and
-passes: `from_signal`.
+ErrorsLogged: errors after a call was made are logged, so that they replace neither its result nor its error.
+What a signal handler raises, such as the time limit of a task, is not an error of the code that it
+interrupts, and passes through: `from_signal`.
 
-The switch: tests of code that is shaped run unshaped.
+The switch: tests of shaped code can run unshaped.
 
     >>> from shapekit import Shaper, off
     >>> shaper = Shaper("1/h")
@@ -56,7 +56,7 @@ _Left = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class WeakRegistry(Generic[T]):
-    """A registry of all of a kind that live. It takes no lock: they come and go at any line of any thread."""
+    """A set of weak references. It takes no lock: objects come and go at any line of any thread."""
 
     __slots__ = ("_refs",)
 
@@ -64,7 +64,7 @@ class WeakRegistry(Generic[T]):
         self._refs: dict[ref[T], None] = {}
 
     def add(self, one: T) -> None:
-        # What is called when it goes is C alone, so that no signal comes in between.
+        # The callback is a C function, which no signal handler can interrupt.
         self._refs[ref(one, self._refs.pop)] = None
 
     def __iter__(self) -> Iterator[T]:
@@ -76,16 +76,16 @@ _RESTING: list[Callable[[], Iterable[_Rest]]] = []
 _IN_CHILD: list[Callable[[], object]] = []
 _FORKING = threading.Lock()
 _HELD: list[_Rest] = []
-"""Generators, each suspended in a `with` of its own: to clear this list is to end them all, and that is one
-call in C, which no signal handler can come into."""
+"""Generators, each suspended inside a `with`. Clearing this list ends them all in one C call, which no signal
+handler can interrupt."""
 
 
 def lock() -> threading.RLock:
-    """A lock that is free in a forked child: the thread of the parent that may have held it is not there.
+    """A reentrant lock that is free in a forked child, which lacks the parent's thread that may have held it.
 
-    A thread that holds it may take it once more: a finalizer and a signal handler run in the midst of
-    anything, and may call shapekit. So under such a lock, what was found is not relied on after a call: it is
-    looked at again, or found and changed in one call of C.
+    It is reentrant because finalizers and signal handlers run at any point, and may call shapekit. So code
+    under the lock does not rely on what it read before a call: it reads again, or reads and changes in one
+    C call.
     """
     made = threading.RLock()
     _LOCKS.add(made)
@@ -93,37 +93,37 @@ def lock() -> threading.RLock:
 
 
 def is_inside(lock: threading.RLock) -> bool:
-    """Whether this thread holds a lock: then it is a finalizer or a signal handler that asks."""
+    """Whether this thread holds the lock: then the caller is a finalizer or a signal handler."""
     return lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001 - there is no other way
 
 
 def switches_at_calls() -> bool:
-    """Whether another thread comes in only where a signal handler does: where a function begins, after a
-    call, and at a jump back. So it is in CPython with its lock, where all between such places is one step.
+    """Whether threads switch only where signal handlers run: when a function begins, after a call, and at a
+    jump back. CPython with its GIL does so; what lies between such places is one step.
     """
     has_lock: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     return sys.implementation.name == "cpython" and has_lock()
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:
-    """Remove the entry that was made first, whatever comes in between."""
+    """Remove the oldest entry. No call, where other code could run, lies between finding and removing it."""
     for oldest in known:
         del known[oldest]
         return
 
 
 def resting(rests: Callable[[], Iterable[_Rest]]) -> None:
-    """Before each fork, `rests()` is asked for generators; each yields once at rest, and ends afterwards."""
+    """Before each fork, `rests()` returns generators: each yields once it is at rest, and ends afterwards."""
     _RESTING.append(rests)
 
 
 def in_child(begin: Callable[[], object]) -> None:
-    """In each forked child, `begin()` is called, while no other thread of ours can run."""
+    """In each forked child, `begin()` is called before any other thread of shapekit can run."""
     _IN_CHILD.append(begin)
 
 
 def begin_anew(begin: Callable[[T], object]) -> WeakRegistry[T]:
-    """A registry of what begins anew in each forked child: there, `begin` is called with each that lives."""
+    """A registry of objects that begin anew in a forked child: there, `begin` is called with each of them."""
     registry: WeakRegistry[T] = WeakRegistry()
 
     def begin_each() -> None:
@@ -143,7 +143,7 @@ def _before() -> None:
     held = [_one_at_a_time(), *(rest for rests in _RESTING for rest in rests())]
     _HELD.extend(held)
     _each([rest.__next__ for rest in held])
-    # A fork of another thread, which has ended while this one waited, has cleared the list.
+    # Another thread's fork, which ended while this one waited, has cleared the list.
     _HELD[:] = held
 
 
@@ -159,7 +159,7 @@ def _begin_child() -> None:
 
 
 def _each(calls: list[Callable[[], object]]) -> None:
-    """Call all of them, whatever one of them raises."""
+    """Call all of them, even if one raises; the last error is raised at the end."""
     raised: BaseException | None = None
     for call in calls:
         try:
@@ -178,11 +178,11 @@ _begun_in = os.getpid()
 
 
 def _hook_into_uwsgi() -> None:
-    """Go by uWSGI's own hook: its forks call none of the above, unless it is told to call them, too."""
+    """Use uWSGI's own hook: by default, its forks call none of the functions registered above."""
     uwsgi: Any = sys.modules.get("uwsgi")  # inside uWSGI it is there from the start
     if uwsgi is None:
         return
-    # The decorators may not be installed, and need a master. Loaded later, they would replace the hook.
+    # The decorators may be missing, and need a master process. Loaded later, they would replace the hook.
     if uwsgi.masterpid():
         set_by_program = dict(vars(uwsgi))
         with suppress(ImportError):
@@ -203,7 +203,7 @@ _hook_into_uwsgi()
 
 
 fresh_id: Callable[[], int]
-"""The next one; it stays exact in a double. Call it through the module: a fork replaces it."""
+"""Returns the next id, which is exact in a double. Call it through the module: a fork replaces it."""
 
 
 def _renew_ids() -> None:
@@ -222,7 +222,7 @@ NO_THREAD = (
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start it; StoreUnavailableError if the process gets no more threads."""
+    """Start a thread; StoreUnavailableError if the process can have no more threads."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -230,12 +230,12 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 LAST_S = 5.0
-"""How much longer work may take whose task is cancelled, or whose loop or process ends: nothing else may ever
-end it."""
+"""How much longer work may take once its task is cancelled, or its loop or process ends: nothing else may
+ever end it."""
 
 
 class _Afterwards:
-    """The thread, and what is left for it to do."""
+    """The background thread, and the calls that are left to it."""
 
     def __init__(self) -> None:
         self.left: queue.SimpleQueue[_Left] = queue.SimpleQueue()
@@ -246,16 +246,16 @@ class _Afterwards:
         with self._lock:
             if not self.is_ready:
                 if type(before := self.left) is not queue.SimpleQueue:
-                    # gevent has patched the standard library since: the thread is a greenlet, and to wait
-                    # on a queue from before would stop all others.
+                    # gevent has patched the standard library since: the thread is a greenlet, which would
+                    # block all others by waiting on a queue from before.
                     self.left = queue.SimpleQueue()
                     while not before.empty():
                         self.left.put(before.get())
                 start_thread(threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True))
                 self.is_ready = True
-                # Once for each process: a forked child has inherited its parent's. Here rather than on
-                # import: functions that a program has registered before, such as one that closes its store,
-                # are called afterwards.
+                # Once for each process, as a forked child inherits its parent's. Registered here and not on
+                # import, so that functions that the program has registered before, such as one that closes
+                # its store, are called after this one.
                 atexit.unregister(_finish)
                 atexit.register(_finish)
 
@@ -264,13 +264,13 @@ _here = _Afterwards()
 
 
 def background_ready() -> None:
-    """Start the thread, unless it runs: before anything may be left to it, for a finalizer cannot."""
+    """Start the thread unless it runs. Called before work may be left to it: a finalizer cannot start it."""
     if not _here.is_ready:
         _here.start()
 
 
 def in_background(call: Callable[..., object], *args: Any) -> None:
-    """Leave a call to the thread. May be said anywhere: in a finalizer, under any lock."""
+    """Leave a call to the background thread. Safe anywhere: in a finalizer, under any lock."""
     _here.left.put((call, args))
 
 
@@ -280,16 +280,16 @@ def _work(left: queue.SimpleQueue[_Left]) -> None:
         try:
             call(*args)
         except BaseException:
-            import logging  # noqa: PLC0415 - only who has something to say loads it
+            import logging  # noqa: PLC0415 - loaded only to log
 
-            # Whatever it was, also an exit that a listener asks for: what others leave has to be done.
-            logging.getLogger("shapekit").exception("what was left to be done afterwards failed")
-        # While nothing is to be done, nothing is kept alive.
+            # Nothing ends this thread, not even a listener's SystemExit: it has other calls to make.
+            logging.getLogger("shapekit").exception("a call on the background thread failed")
+        # While the thread waits, it keeps nothing alive.
         del call, args
 
 
 UNDER_WAY: WeakRegistry[threading.Thread] = WeakRegistry()
-"""Other threads whose work may not be lost: a process that ends waits for them, too."""
+"""Other threads whose work must not be lost: at its exit, the process waits for them, too."""
 
 
 def _finish() -> None:
@@ -303,7 +303,7 @@ def _finish() -> None:
 
 
 def _forked() -> None:
-    global _here  # noqa: PLW0603 - the thread is not there any more, and what it had to do is the parent's
+    global _here  # noqa: PLW0603 - the child lacks the thread, and what it had to do is the parent's
     _here = _Afterwards()
 
 
@@ -311,11 +311,11 @@ in_child(_forked)
 
 
 def from_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised this. A handler is given a frame, as is nothing else but tracers.
+    """Whether a signal handler raised this: only handlers, and tracers, get a frame as an argument.
 
-    It is not looked up which handlers are set: many restore the former one before they raise.
+    It does not look up which handlers are set: many restore the previous one before they raise.
     """
-    from inspect import getargvalues  # noqa: PLC0415 - only who has an error loads it
+    from inspect import getargvalues  # noqa: PLC0415 - only for errors
 
     trace = error.__traceback__
     while trace is not None:
@@ -323,7 +323,7 @@ def from_signal(error: BaseException) -> bool:
         given = [*map(values.get, names)]
         if isinstance(others := values.get(variadic or ""), tuple):
             given += others
-        # `isinstance` would run code of what is given.
+        # `isinstance` would run the argument's own code.
         if any(type(one) is FrameType for one in given):
             return True
         trace = trace.tb_next
@@ -331,11 +331,10 @@ def from_signal(error: BaseException) -> bool:
 
 
 class ErrorsLogged:
-    """A context for what shapekit does after a call of the user's: it raises no Exception.
+    """A context for what shapekit does after a user's call: it logs every Exception, and raises none.
 
-    A store that is gone is logged as a warning, everything else as a mistake, with its traceback. What is no
-    Exception, such as an interrupt or a cancellation, goes on to the caller, and so does what a signal
-    handler raises.
+    An unavailable store is logged as a warning, everything else as an error, with its traceback. Interrupts,
+    cancellations, and what a signal handler raises are passed on to the caller.
     """
 
     __slots__ = ("_key", "_log", "_what")
@@ -351,7 +350,7 @@ class ErrorsLogged:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception) or from_signal(error):
             return False
-        import logging  # noqa: PLC0415 - only who has something to say loads it
+        import logging  # noqa: PLC0415 - loaded only to log
 
         log = logging.getLogger(self._log)
         if isinstance(error, StoreUnavailableError):
@@ -364,9 +363,9 @@ class ErrorsLogged:
 class Switch:
     """Whether calls are shaped in this process, and whether there are listeners.
 
-    It takes no lock and counts nothing: each `off` is an entry of `offs` and of `loud`, each shaper that has
-    listeners one of `loud`, and where that is empty all is plain. So a shaper that is collected, at whatever
-    line of whatever thread, is gone from it by one call of C.
+    Each open `off` block is an entry of `offs` and `loud`, each shaper with listeners one of `loud`; while
+    `loud` is empty, calls take the fast path. Entries need no lock and no counter: a shaper may be collected
+    at any line of any thread, and one C call removes its entry.
     """
 
     __slots__ = ("loud", "offs")
@@ -383,7 +382,7 @@ def _from_environment() -> Switch:
     word = told.strip().lower()
     is_off = word in ("1", "true", "yes", "on")
     if word not in ("", "0", "false", "no", "off"):
-        import logging  # noqa: PLC0415 - only who has something to say loads it
+        import logging  # noqa: PLC0415 - loaded only to log
 
         meant = "is set: calls are not shaped" if is_off else "is neither yes nor no, so calls are shaped"
         logging.getLogger("shapekit").warning("SHAPEKIT_OFF=%.80r %s in this process", told, meant)
@@ -397,7 +396,8 @@ SWITCH = _from_environment()
 def off() -> Iterator[None]:
     """Inside, every shaper, policy and shaped function of this process lets calls leave at once.
 
-    In all threads and tasks. Gates still answer, since their callers act on the answer. There are no events.
+    This applies to all threads and tasks. Gates still decide, since their callers act on the decision. There
+    are no events.
     """
     this = object()
     try:
