@@ -1,1 +1,1 @@
-"""What integrations share: HTTP, retries, metrics."""
+"""What integrations share: HTTP, model calls, task queues, metrics."""

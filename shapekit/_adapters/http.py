@@ -1,6 +1,6 @@
-"""HTTP: how the requests of a client are shaped, whichever client it is.
+"""HTTP: shapes the requests of any client.
 
-A wrapper of a client says how to read its requests, and gets the `Admission` to send each of them in:
+The wrapper of a client says how to read its requests, and gets an `Admission` for each request that it sends:
 
     request_shaper = RequestShaper("ShapedThing", Reading(host, target), rate="10/s")
     try:
@@ -16,11 +16,11 @@ A wrapper of a client says how to read its requests, and gets the `Admission` to
         admission.target = target(request)
         run(observe, admission, response)
 
-Most requests go to a server by their host alone, and most answers say nothing of limits: neither is looked
-at more closely than that. Between two requests a program does much else, so that what each makes and runs
-is paid for at the price of cold caches.
+The key of most requests is their host, and most responses say nothing about limits, so neither is read
+further than that takes. A program does much between two requests, so that the code and objects of each
+request cost as much as cold caches make them.
 
-Request options: what is said of single requests, where a client has no place of its own for it.
+Request options: options of single requests, for clients that have no place of their own for them.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ from shapekit.shaper import Reservation, checked_rates
 
 
 class RequestOptions(TypedDict, total=False):
-    """What may be said of a request."""
+    """The options of a single request."""
 
     cost: int
-    """Instead of what requests cost otherwise."""
+    """The cost of this request, instead of the wrapper's."""
     key: str
-    """Instead of the one that the request has by its URL."""
+    """The key of this request, instead of the one from its URL."""
     max_wait: Duration | None
     skip: bool
-    """True: not shaped, and not counted."""
+    """Whether the request is neither shaped nor counted."""
 
 
 _NONE = RequestOptions()
@@ -88,7 +88,7 @@ def request_options(**options: Unpack[RequestOptions]) -> Iterator[None]:
         with request_options(cost=5, max_wait="2s"):
             response = session.get(url)
 
-    They also apply to redirects and retries. A block inside another one adds to its options.
+    They also apply to redirects and retries. A nested block adds to the options of the outer one.
     """
     before = _SAID.set(_SAID.get() | options)
     try:
@@ -98,7 +98,7 @@ def request_options(**options: Unpack[RequestOptions]) -> Iterator[None]:
 
 
 def options_now() -> RequestOptions | None:
-    """What goes for a request that is sent now; None if nothing does."""
+    """The options of a request that is sent now; None without any."""
     return _SAID.get() or None
 
 
@@ -108,29 +108,29 @@ RouteSpec: TypeAlias = Policy | RateLike
 
 
 class Shaping(PolicyOptions, total=False):
-    """The keywords that every wrapper of a client takes: those of `Policy`, and three of its own.
+    """The keywords that every wrapper of a client takes: those of `Policy`, and a few of its own.
 
     `key` is a template over the URL, a callable, "host", which is the default, "host+method", "origin" or
-    "default". A policy made elsewhere goes by its own key if none is given.
+    "default". With `policy=`, the default is the policy's own key.
     """
 
     rate: RateLike | None
     policy: Policy | None
-    """A policy made elsewhere, instead of its keywords: only `key` and `cost` may come beside it."""
+    """An existing policy, instead of its keywords: of those, only `key` and `cost` may go with it."""
     routes: Mapping[str, RouteSpec]
-    """Other policies, or rates, for some URLs and all below them: the longest counts."""
+    """Other policies, or rates, for some URLs and everything below them; the longest match wins."""
     on_reject: str
-    """"raise", or "respond": with a 429 of our own."""
+    """What happens to a refused request: "raise" an error, or "respond" with a 429 made by shapekit."""
 
 
 _OWN = ("policy", "key", "routes", "on_reject")
-"""What a policy does not take, or not in the same words."""
+"""Keywords that a policy does not take, or not in the same form."""
 _BESIDE_POLICY = (*_OWN, "cost")
 _OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
 
 
 class ShapingInfo(NamedTuple):
-    """How a request passed: what a response carries under "shapekit"."""
+    """How a request was admitted: a response carries it under "shapekit"."""
 
     key: str
     outcome: Reservation | Decision
@@ -148,12 +148,12 @@ class ShapingInfo(NamedTuple):
 
     @property
     def decision(self) -> Decision:
-        """What was decided, in the words of a gate."""
+        """The decision, as from a gate."""
         return self.outcome if isinstance(self.outcome, Decision) else self.outcome.decision
 
 
 class Answer429(NamedTuple):
-    """The parts of a 429 of our own."""
+    """The parts of a 429 made by shapekit."""
 
     status: int
     headers: dict[str, str]
@@ -165,12 +165,12 @@ class Reading(NamedTuple):
     """How a wrapper reads the requests of its client."""
 
     host: Callable[[Any], str]
-    """The host alone, as its `Target` has it: the key of most requests."""
+    """Returns a request's host, as its `Target` has it: the key of most requests."""
     target: Callable[[Any], Target]
     key: Callable[[Any], KeyOf] = key_of
-    """Reads what is told as `key=`."""
+    """Parses `key=`."""
     route: Callable[[object], Target] = parsed
-    """Reads the keys of `routes=`."""
+    """Parses the keys of `routes=`."""
 
 
 CostT = TypeVar("CostT", bound=CostSpec)
@@ -185,9 +185,9 @@ class _Plan(NamedTuple, Generic[CostT]):
 
 
 class RequestShaper:
-    """How the requests of one client are shaped; made from the keywords of its wrapper.
+    """Shapes the requests of one client; made from the keywords of its wrapper.
 
-    `wrapper` is how users write the wrapper, so that errors can show the right call.
+    `wrapper` is the wrapper's name in users' code, so that errors can show the right call.
     """
 
     def __init__(self, wrapper: str, reading: Reading, **shaping: Unpack[Shaping]) -> None:
@@ -210,24 +210,23 @@ class RequestShaper:
 
     @property
     def policy(self) -> Policy | None:
-        """The policy of the requests that no route is for; None where they are not shaped."""
+        """The policy of the requests that match no route; None if those are not shaped."""
         return None if self._main is None else self._main.policy
 
     def refuse_responding(self, bound: str, error: str) -> None:
-        """For a wrapper that has no way to answer in place of the server."""
+        """Raise ConfigError for `on_reject="respond"`, in a wrapper that cannot make a response."""
         if self.responds:
             fix = f'leave on_reject="raise": the error is {error}, and its retry_after says when'
             raise ConfigError("on_reject", "respond", bound, fix)
 
     def enter(self, request: Any, options: Any = None, *, fits_s: float | None = None) -> Admission | None:
-        """Wait until a request may leave, and return the admission to send it in; None if it is not shaped.
+        """Wait until a request may leave, and return its entered admission; None if it is not shaped.
 
-        `options` is what is said of this request alone. `fits_s`: a wait that is longer has no use, whatever
-        `max_wait` says.
+        `options`: those of this request alone. `fits_s`: a longer wait is of no use, whatever `max_wait` is.
         """
         plan = self._plain
         if plan is not None and options is None and not (SWITCH.loud or plan.policy.scoped.scopes.any_known):
-            # Straight, as of most requests: a target and an admission to enter cost a request a fifth more.
+            # The path of most requests: a target and an admission to enter would cost them a fifth more.
             policy, key_of_request, cost = plan
             key, max_wait = key_of_request(request), AS_CONFIGURED
             if SCOPE not in key:
@@ -265,7 +264,7 @@ class RequestShaper:
     def admission(
         self, request: Any, options: Any = None, *, fits_s: float | None = None
     ) -> Admission | None:
-        """The admission of a request, for its caller to enter; None if it is not shaped."""
+        """The admission of a request, for the caller to enter; None if the request is not shaped."""
         wishes = _NOTHING_SAID if options is None else _PerRequest.checked(options)
         plan = self._routes.find(self._reading.target(request)) or self._main
         if plan is None or wishes.skip:
@@ -286,7 +285,7 @@ class RequestShaper:
         return admission
 
     def _plain_plan(self) -> _Plan[int] | None:
-        """The plan, if requests wait for their slots and nothing else depends on them, as of most clients."""
+        """The plan, if all requests follow it and only wait for their slots, as most do; else None."""
         plan = self._main
         if plan is None or self._spec.get("routes") or not isinstance(plan.cost, int):
             return None
@@ -314,7 +313,7 @@ class RequestShaper:
         except ConfigError as error:
             raise error.within(f"routes[{url!r}]") from None
         for field in ("policy", *_OTHER_LIMITS):
-            # Whether it were to hold for the route too, alone or together with the rest, cannot be known.
+            # Whether that limit also applies to the route, alone or together with the rate, is unclear.
             if self._spec.get(field):
                 fix = "give the route a Policy"
                 raise ConfigError(f"routes[{url!r}]", spec, f"is a bare rate beside {field}=", fix)
@@ -327,7 +326,7 @@ class RequestShaper:
         return Policy(**said)
 
     def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan[CostSpec]:
-        policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and an event loop would stand
+        policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and would block an event loop
         spec = self._spec.get("key")
         key = self._key(otherwise if spec is None else spec, policy.key)
         return _Plan(policy, key, checked_cost(self._spec.get("cost", policy.cost)))
@@ -341,14 +340,14 @@ class RequestShaper:
         return lambda request: key(target(request), request)
 
     def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> timedelta:
-        # Clients take timeouts longer than any wait, such as sys.maxsize.
+        # Clients accept timeouts that are longer than any wait, such as sys.maxsize.
         fits = Fits(seconds=min(max(0.0, fits_s), MAX_SPAN_US // SECOND_US))
         own_us = policy.shaper.core.max_wait_us if wished is AS_CONFIGURED else max_wait_us(wished)
         return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 
 
 class _PerRequest(NamedTuple):
-    """What is said of a single request."""
+    """The checked options of a single request."""
 
     cost: int | None = None
     key: str | None = None
@@ -379,20 +378,20 @@ _NO_WAITS: Mapping[str, Any] = {}
 
 
 def too_many(error: RateLimitedError) -> Answer429:
-    """A 429 of our own for a request that was refused and not sent."""
+    """The 429 for a request that shapekit has refused and not sent."""
     retry_after = max(1, math.ceil(error.retry_after))
     body = {"code": error.code, "key": error.key, "retry_after": error.retry_after}
     headers = {"Retry-After": str(retry_after), "Content-Type": "application/json", OURS: error.code}
     if isinstance(error, AccountExhaustedError):
-        # The SDKs of OpenAI and Anthropic obey this, and would try again otherwise.
+        # The SDKs of OpenAI and Anthropic obey this header, and would retry otherwise.
         headers["X-Should-Retry"] = "false"
     return Answer429(429, headers, json.dumps(body).encode(), ShapingInfo(error.key, error.decision))
 
 
 def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
-    """A first look at an answer: false if nothing would come of observing it, as of most.
+    """A quick look at a response: false if observing it would do nothing, as for most responses.
 
-    `headers` are lines, or names.
+    `headers`: (name, value) pairs, or names alone.
     """
     policy = admission.policy
     feedback = policy.feedback
@@ -403,27 +402,27 @@ def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
     except Exception as error:
         if from_signal(error):
             raise
-        return True  # who observes it says what is wrong with it
+        return True  # `observe` will raise and log the error
 
 
 def hearing(admission: Admission) -> ErrorsLogged:
-    """A context for what is heard of an answer. Where that fails, the answer is the caller's all the same."""
+    """A context for reading a response: an error is logged, and the caller gets the response all the same."""
     return ErrorsLogged(admission.key, "does not hear what its server says")
 
 
 async def observe(driver: Driver, admission: Admission, response: Any) -> None:
-    """Hear what an answer says."""
+    """Observe a response: read what it says about limits."""
     with hearing(admission):
         await driver.ask(Twin(admission.observe, admission.aobserve), response)
 
 
 class ResponseView(NamedTuple):
-    """An answer in the form that `Admission.observe` takes."""
+    """A response in the form that `Admission.observe` takes."""
 
     status: int
     headers: Any
     body: Any = None
-    """What was read of its body; None if nothing was."""
+    """The body, if it was read; None if not."""
 
 
 class CallOutcome(NamedTuple):
@@ -434,20 +433,20 @@ class CallOutcome(NamedTuple):
 
     @property
     def answer(self) -> ResponseView | None:
-        """The server's answer: what was returned, or what the exception carries, or is."""
+        """The server's response: the result, or what the exception carries, or is itself."""
         bearers = [self.result]
         if self.failure is not None:
             bearers = [getattr(self.failure, "response", None), self.failure]
         for bearer in bearers:
             for status in (getattr(bearer, "status_code", None), getattr(bearer, "status", None)):
                 if isinstance(status, int):
-                    # Where an SDK has closed the response, its error has the body.
+                    # If an SDK has closed the response, its error has the body.
                     return ResponseView(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
         return None
 
     @property
     def refusal(self) -> OwnRefusal | None:
-        """The refusal of shapekit that it ended with: what was raised, or the 429 in its place."""
+        """The refusal by shapekit that ended the call: the error that was raised, or the 429 in its place."""
         if isinstance(self.failure, RateLimitedError):
             return OwnRefusal(self.failure.code, self.failure.retry_after)
         answer = self.answer
@@ -455,13 +454,13 @@ class CallOutcome(NamedTuple):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the answer says that the account has nothing left to spend."""
+        """Whether the response says that the account has nothing left to spend."""
         answer = self.answer
         return answer is not None and says_exhausted(answer.status, error_of(answer.status, answer.body))
 
 
 def _headers_of(bearer: Any) -> Any:
-    """The raw pairs where the client keeps them, else what it has."""
+    """The raw header pairs if the client keeps them, else its headers object."""
     raw = getattr(bearer, "raw_headers", None)
     if raw is None:
         headers = getattr(bearer, "headers", None)
@@ -472,7 +471,7 @@ def _headers_of(bearer: Any) -> Any:
 def body_may_tell(admission: Admission, status: int, content_type: str | None) -> bool:
     """Whether the body of an answer may say more than its headers, such as that the account is exhausted.
 
-    shapekit reads no body early: it looks at such a one when the client has read it.
+    shapekit reads no body early: it looks at such a body once the client has read it.
     """
     return (
         status in STATUSES
@@ -492,9 +491,9 @@ async def observe_body(driver: Driver, admission: Admission, reply: ResponseView
 
 
 class UnsentError(Exception):
-    """A call that was not sent, as an error of a library's, whose own base goes beside this one.
+    """The base of errors for calls that were not sent: each is a shapekit error and one of a client library.
 
-    Its arguments are those of the shapekit error that it also is.
+    Its arguments are those of the shapekit error.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -502,39 +501,39 @@ class UnsentError(Exception):
         self.args = args
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without what the library's own takes along, such as a request whose hooks may not pickle.
+        # Without the attributes of the library's error, such as a request whose hooks may not pickle.
         return type(self), self.args
 
 
 def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type[Exception]]) -> Exception:
-    """An error of ours as one of the library's, too: as the nearest of its classes that has such a twin."""
+    """A shapekit error as one that is also the library's: by its nearest class that has such a twin."""
     twin = next((refusals[kind] for kind in type(error).__mro__ if kind in refusals), None)
     if twin is None:
         return error
     told = twin(*error.args).with_traceback(error.__traceback__)
-    told.__cause__ = error.__cause__  # and what it came of while it was handled is not shown
+    told.__cause__ = error.__cause__  # the original error is not shown as its context
     return told
 
 
 def twins_of(*errors: type[Exception]) -> dict[type[ShapekitError], type[Exception]]:
-    """A library's errors that are errors of ours, too: by those, which are the first base of each."""
+    """The library's errors by the shapekit error that each of them also is, which is its first base."""
     return {error.__bases__[0]: error for error in errors}
 
 
 def by_timeout(error: ShapekitError, left_s: float | None) -> bool:
-    """Whether what the timeout of a request left it was what bounded its wait."""
-    # Of two bounds the shorter one was applied, in whole microseconds.
+    """Whether the rest of the request's timeout, and not `max_wait`, bounded the wait."""
+    # The shorter of the two bounds was applied, in whole microseconds.
     return isinstance(error, QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
 
 
 def shaped_already(field: str, given: object, call: str = "request") -> ConfigError:
-    """What to raise where a client is shaped twice."""
+    """The error for a client that is shaped twice."""
     bound = f"is shaped already: each {call} would wait twice"
     return ConfigError(field, given, bound, "shape it once; give several limits to one policy, or to routes=")
 
 
 def refuse_rate(field: str, given: object, wrapper: str) -> None:
-    """A limit where the first argument is something else is a mistake easily made: show the right call."""
+    """Raise ConfigError that shows the right call if a limit is passed in place of another first argument."""
     if isinstance(given, (str, int, float)):
         fix = f"write {wrapper}(rate={given!r})"
         raise ConfigError(field, given, f"is a rate in the place of the {field}", fix)

@@ -1,12 +1,12 @@
-"""Metrics: what is measured and how it is called, and how events become counts.
+"""Metrics: their names and labels, and how events become counts.
 
-Prometheus and OpenTelemetry show the same metrics; each integration writes the names as is usual there. A
-key is a label only as far as `Labels` lets it be one, so that a metric never has a series for each customer.
+Prometheus and OpenTelemetry show the same metrics; each integration writes the names as is usual there.
+`Labels` decides which keys become labels, so that a metric never has a series for each customer.
 
-Gauges: how the keys of policies stand in their stores, read when they are collected.
+Gauges: the state of keys in their stores, read when metrics are collected.
 
-One trip for each policy reads all of its keys that have labels. Calls never pay for it: the collector
-metrics does the asking, and waits a second at most for each store that does not answer.
+One trip for each policy reads all of its keys that have labels. Calls never pay for it: the collector of the
+metrics asks, and waits a second at most for each store that does not answer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from shapekit.stores.base import DamagedStateError, Store
 from shapekit.stores.resilient import Deadline, ResilientStore
 
 OTHER = "other"
-"""The label of all keys that have none of their own."""
+"""The label of all keys without their own label."""
 MOST_KEYS = 10_000
-"""The most keys of a policy that may have labels of their own."""
+"""The most keys of a policy that may have their own labels."""
 LONGEST_KEY = 128
 OUTCOMES = ("departed", "queue_full", "quota_exhausted", "account_exhausted", "cancelled")
 """How a shaped call ends: it leaves, is refused with the error of that code, or gives its slot back."""
@@ -47,17 +47,17 @@ WAIT_BOUNDS = (0, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 """The bounds of the histogram of waits, in seconds. The first counts calls that left at once."""
 
 Keys: TypeAlias = int | Collection[str]
-"""Which keys have labels of their own: the first so many of each policy, or those that are named."""
+"""Which keys have their own labels: the first so many of each policy, or those that are named."""
 
 
 class Metric(NamedTuple):
-    """One metric, by the name that all its other names are made of."""
+    """One metric; each integration derives its own name from `name`."""
 
     name: str
     kind: str
     """Histogram, counter, gauge, or sum: a gauge that adds up over processes."""
     unit: str
-    """As UCUM writes it; what is counted stands in braces."""
+    """As in UCUM, with what is counted in braces."""
     labels: tuple[str, ...]
     text: str
 
@@ -101,11 +101,11 @@ READ = (
     *(QUEUE_DEPTH, QUEUE_DELAY, HOLD_REMAINING, LIMIT_RATE, QUOTA_USED, QUOTA_LIMIT, STORE_UP),
     READING_ERRORS,
 )
-"""What is not counted by events, but read when they are collected."""
+"""The metrics that are not counted by events, but read at each collection."""
 
 
 class Labels:
-    """Which keys have labels of their own, for each policy; all others share `other`."""
+    """Which keys have their own labels, for each policy; all others share `other`."""
 
     def __init__(self, keys: Keys) -> None:
         self._named: frozenset[str] | None = None
@@ -134,7 +134,7 @@ class Labels:
             return key
 
     def own(self, policy: str) -> list[str]:
-        """The keys of a policy that have labels of their own, so far."""
+        """The keys of a policy that have their own labels so far."""
         if self._named is not None:
             return sorted(self._named)
         with self._lock:
@@ -142,22 +142,22 @@ class Labels:
 
 
 class Recorder(Protocol):
-    """What is kept of the calls of one policy and one label."""
+    """Records the calls of one policy and one label."""
 
     def departed(self, waited: float) -> None:
-        """A call left, after so many seconds."""
+        """Record a call that left after waiting `waited` seconds."""
 
     def ended(self, outcome: str) -> None:
-        """One did not."""
+        """Record a call that ended otherwise."""
 
     def held(self) -> None:
-        """The key was held."""
+        """Record a hold of the key."""
 
 
 class Tally:
-    """A listener that hands each event to the recorder of its policy and key.
+    """A listener that passes each event to the recorder of its policy and key.
 
-    `make` makes a recorder for a policy and a label. It is called once for each pair of them.
+    `make` makes the recorder of a policy and a label, once for each such pair.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Tally:
         if type(event) is Departed:
             self.recorder(event.policy, event.key).departed(event.delay)
         elif type(event) is Reserved:
-            pass  # how it ends is still to come
+            pass  # another event will tell how the call ends
         elif type(event) is Refused:
             self.recorder(event.policy, event.key).ended(event.code)
         elif type(event) is Cancelled:
@@ -187,7 +187,7 @@ class Tally:
             outcome = "measured" if event.code is None else "measured_refused"
             self.recorder(event.policy, event.key).ended(outcome)
         elif type(event) is Held:
-            # One answer of a server's to many calls is one hold, which each of them places.
+            # If a server refuses many calls at once, each of them places the same hold: count it once.
             if event.added == event.length:
                 self.recorder(event.policy, event.key).held()
         elif type(event) is StoreFailed:
@@ -196,12 +196,12 @@ class Tally:
             self._store_lost()
 
     def recorder(self, policy: str, key: str) -> Recorder:
-        """Whoever records what becomes of the calls of a key."""
+        """The recorder for the calls of a key."""
         recorder = self._recorders.get((policy, key))
         return self._labelled(policy, key) if recorder is None else recorder
 
     def _labelled(self, policy: str, key: str) -> Recorder:
-        # Only what is asked for by its label is kept: the other keys are too many.
+        # Recorders are kept by label and not by key: there may be too many keys.
         series = (policy, self._labels.of(policy, key))
         with self._lock:
             if series not in self._recorders:
@@ -216,14 +216,14 @@ def _checked_key(key: object) -> str:
 
 
 def _is_label(key: str) -> bool:
-    """Whether it cannot be mistaken for others or for none, and every exporter can say it."""
+    """Whether a key is distinct from `other` and from no label, and every exporter can write it."""
     return 0 < len(key) <= LONGEST_KEY and key.isprintable() and key != OTHER
 
 
 PATIENCE_US = SECOND_US
-"""How long one store is waited for: scrapers give up after ten seconds, and there may be several stores."""
+"""How long to wait for one store: scrapers give up after ten seconds, and there may be several stores."""
 ANY_KEY = "default"
-"""What is read to see whether a store answers, where no key has a label."""
+"""The key that is read to see whether a store answers, if no key has a label."""
 
 _log = logging.getLogger("shapekit.metrics")
 
@@ -256,7 +256,7 @@ class Gauges:
                 labels.of(policy.name, policy.key)
 
     def read(self) -> Reading:
-        """All gauges as they stand now; those of a policy whose store does not answer are left out."""
+        """All gauges as of now, without those of policies whose store does not answer."""
         reading: Reading = {metric: [] for metric in READ}
         silent: set[object] = set()
         for policy in self._policies:
@@ -272,11 +272,11 @@ class Gauges:
         return reading
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """End the threads."""
         self._deadline.close()
 
     def _seen(self, policy: Policy, store: Store, silent: set[object]) -> list[tuple[Metric, Sample]] | None:
-        """How the keys of a policy stand; None if its server, which is silent then, does not answer."""
+        """The gauges of a policy's keys; None if its server does not answer, and is `silent` from then on."""
         keys = self._labels.own(policy.name)
         look = self._looks[policy.name]
         asked = keys or [ANY_KEY]
@@ -288,7 +288,7 @@ class Gauges:
         except Exception as error:
             if process.from_signal(error):
                 raise
-            # A damaged state of one key was answered, and is no fault of the other policies there.
+            # A damaged state is an answer, too: other policies on the same server can be read.
             is_silent = isinstance(error, StoreUnavailableError) and not isinstance(error, DamagedStateError)
             if is_silent:
                 silent.add(store.server)
@@ -317,7 +317,7 @@ def _found(policy: Policy, key: str, seen: tuple[Any, int, int]) -> Iterator[tup
     for quota in quotas_of(queue, line, now, skew):
         name = f"{quota.limit}/{quota.per}"
         names[name] += 1
-        # Those that differ in their zone alone still need labels that differ.
+        # Quotas that differ only in their time zone still need different labels.
         own = (*labels, name if names[name] == 1 else f"{name} #{names[name]}")
         yield QUOTA_USED, Sample(own, quota.used)
         yield QUOTA_LIMIT, Sample(own, quota.limit)

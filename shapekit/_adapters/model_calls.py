@@ -1,8 +1,8 @@
-"""Calls of models that a framework makes: one hook says what is asked, another waits, a third hears the end.
+"""Model calls of a framework: one of its hooks gets the input, another one waits, a third one gets the end.
 
-The hooks have no more in common than the id of a run. A run takes nothing before it is admitted, so one that
-never is (its answer was in a cache) has nothing to give back. One whose end is never told keeps what it
-reserved. A stream that ends before it has told its usage is settled at its input and what was seen of it.
+The hooks share nothing but the id of a run. A run takes nothing before it is admitted, so one that never is
+(its answer was in a cache) has nothing to give back. A run whose end is never reported keeps what it
+reserved. A stream that ends without reporting its usage is settled at its input and the output seen so far.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shapekit.policy import Admission, Policy
 
 T = TypeVar("T")
 Limit: TypeAlias = Policy | LLMBudget
-"""What the calls are limited by: a rate of calls, or requests and tokens."""
+"""What limits the calls: a policy, or a budget of requests and tokens."""
 
 _MOST_OPEN = 10_000
-"""Runs that are remembered: the end of some is never told."""
+"""The most runs that are remembered, since the end of some is never reported."""
 
 
 class ModelRun:
-    """A call of a model, from its first hook to its last."""
+    """A model call, from its first hook to its last."""
 
     __slots__ = ("_driver", "_heard", "asked", "calls", "id", "is_waited_for", "limit", "used")
 
@@ -38,19 +38,19 @@ class ModelRun:
         self.id = run_id
         self.limit = limit
         self.asked = asked
-        """What the model is asked, for the estimate."""
+        """Returns the model's input, for the estimate."""
         self.is_waited_for = True
-        """Whether a call is still to be admitted for it."""
+        """Whether the run may still admit a call."""
         self.calls: list[Admission | LLMCall] = []
-        """What was admitted for it."""
+        """The calls that were admitted for the run."""
         self.used: Any = None
-        """The usage of a stream, as far as its pieces add up to it."""
+        """The usage of a stream, added up from its pieces so far."""
         self._driver = THREADS
         self._heard: StreamUsage | None = None
 
     @property
     def heard(self) -> StreamUsage:
-        """What is seen of an answer that comes in pieces."""
+        """The usage seen so far of an answer that comes in pieces."""
         if self._heard is None:
             process.background_ready()
             self._heard = StreamUsage()
@@ -61,47 +61,49 @@ class ModelRun:
         try:
             call = await admit(driver, self.limit, self.asked(), **waits)
         except BaseException:
-            self.calls.clear()  # the run ends in this error, and it is not that of a call before
+            self.calls.clear()  # the run ends in this error, which is not that of an earlier call
             raise
         self.calls.append(call)
         self._driver = driver
 
     async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:
-        """The run has its answer; the first of `answers` that tells a usage counts."""
+        """Settle the run, which has its answer: the first of `answers` with a usage counts."""
         for call in self.calls:
             await ended(self._ending(driver), call, answers, self._heard)
 
     async def failed(self, driver: Driver, error: BaseException) -> None:
-        """The run has ended in an error, which was that of its last call."""
+        """Settle the run, which has ended in the error of its last call."""
         if self.calls:
             call = self.calls.pop()
-            self.calls.clear()  # an error may be told more than once, and those before have succeeded
+            self.calls.clear()  # the error may be reported again, and the calls before have succeeded
             await failed(self._ending(driver), call, error, self._heard)
 
     def _ending(self, driver: Driver) -> Driver:
-        """A thread's call may be ended on an event loop that lives no longer, and has no connection."""
+        """A call that a thread began is ended by a thread: the loop of this hook may be a short-lived one,
+        without a connection to the store.
+        """
         return driver if self._driver is not THREADS else THREADS
 
 
 class Runs:
-    """The runs that are not over, by their ids."""
+    """The runs that have not ended, by id."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, ModelRun] = {}
 
     def begin(self, run: ModelRun, run_id: Hashable | None = None) -> None:
-        """Remember a run, by its own id or by another, too."""
+        """Remember a run, by its own id or by `run_id`."""
         self._open[run.id if run_id is None else run_id] = run
         if len(self._open) > _MOST_OPEN:
             with suppress(RuntimeError):  # another thread has begun or ended one meanwhile
                 self.over(next(iter(self._open)))
 
     def known(self, run_id: Hashable) -> ModelRun | None:
-        """A run that is not over."""
+        """The run with this id, if it has not ended."""
         return self._open.get(run_id)
 
     def over(self, run_id: Hashable) -> ModelRun | None:
-        """Forget a run, and say what it was."""
+        """Forget a run, and return it."""
         run = self._open.pop(run_id, None)
         if run is not None and run.id == run_id:
             run.is_waited_for = False
@@ -116,7 +118,7 @@ async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any)
 
 
 def without_end(limit: Limit, framework: str) -> Limit:
-    """The limit of calls whose end is not always told, or ConfigError."""
+    """The limit, for calls whose end is not always reported; ConfigError if it counts calls in flight."""
     if isinstance(limit, Policy) and limit.permits is not None:
         bound = f"bounds the calls in flight, and {framework} does not tell when each call ends"
         fix = "leave out concurrency=, and bound the calls where they are made"
@@ -137,7 +139,7 @@ def checked_limit(limit: Limit) -> Limit:
 
 
 def embedded(texts: str | list[str]) -> dict[str, Any]:
-    """What an embedding model is asked; it answers with no tokens."""
+    """The input of an embedding model, which answers without tokens."""
     return {"input": texts, "max_tokens": 0}
 
 
@@ -148,7 +150,7 @@ async def through(
     made: Twin[T],
     answers: Callable[[T], Iterable[Any]] = lambda _: (),
 ) -> T:
-    """Make a call when it may leave, and settle it by what its result tells."""
+    """Make a call when it may leave, and settle it by the usage in its result."""
     call = await admit(driver, limit, asked)
     try:
         result = await driver.ask(made)
@@ -162,7 +164,7 @@ async def through(
 async def ended(
     driver: Driver, call: Admission | LLMCall, answers: Iterable[Any], heard: StreamUsage | None = None
 ) -> None:
-    """The call has its answer: charge what one of `answers` tells that it used, or what was seen of it."""
+    """Settle a call that has its answer, by the usage in one of `answers`, or else by what was seen of it."""
     if isinstance(call, Admission):
         await driver.ask(Twin(call.leave, call.aleave))
         return
@@ -177,13 +179,13 @@ async def ended(
 async def failed(
     driver: Driver, call: Admission | LLMCall, error: BaseException, heard: StreamUsage | None = None
 ) -> None:
-    """The call has ended in an error: hear what the server said, and give back what cost nothing.
+    """Settle a call that has ended in an error: read what the server said, and give back what cost nothing.
 
-    Where an answer had begun, what was seen of it is charged.
+    If an answer had begun, what was seen of it is charged.
     """
     if isinstance(call, LLMCall):
         if heard is not None and isinstance(error, GeneratorExit):
-            # The collector may run in the midst of anything: another thread counts and settles.
+            # The garbage collector may run at any point, so another thread counts and settles.
             process.in_background(run, settle_seen, call, heard)
         elif heard is not None:
             await settle_seen(driver, call, heard)

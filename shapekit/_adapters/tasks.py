@@ -1,8 +1,8 @@
-"""Tasks: how integrations of task queues take slots for tasks that come to a worker.
+"""Tasks: how integrations of task queues take slots for the tasks that a worker receives.
 
-A task takes a slot when a worker first looks at it. If the slot is near, it waits where it is. If the slot is
-far away, the integration puts the task back into its queue, to come back at that time, and with the slot in
-writing: then it takes no second one. A task that comes too late for its slot takes another.
+A task takes a slot when a worker first receives it. If the slot is near, the task waits in the worker. If it
+is far away, the integration puts the task back into its queue until then, with the slot in a header, so that
+it takes no second one. A task that comes too late for its slot takes another.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import StoreLike
 
 AGAIN_S = 1.0
-"""When a task comes back that found the store unavailable."""
+"""When a task comes back after it found the store unavailable."""
 LEAST_GRACE_S = 0.01
 MOST_GRACE_S = 5.0
-"""No queue gives a task that a worker has died with to another one sooner: so no slot is used twice."""
+"""No slot is used twice: no queue hands the task of a dead worker to another worker sooner than this."""
 ON_REJECT = ("fail", "retry")
-"""What may happen to a task that would have to wait too long."""
+"""What can happen to a task that would wait too long."""
 
 
 class TaskShape(PolicyOptions, total=False):
@@ -48,7 +48,7 @@ class TaskShape(PolicyOptions, total=False):
     policy: Policy | None
     """An existing policy, instead of its keywords; only `key`, `cost` and the other two may go with it."""
     on_reject: str
-    """What happens to a task that would have to wait too long."""
+    """What happens to a task that would wait too long."""
     grace: Duration
     """How late a task may start and still use its slot."""
 
@@ -81,8 +81,8 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
 
 
 def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | None = None) -> None:
-    """Raise ConfigError for keywords of a shape that no policy takes, whatever store it will be on; with the
-    function, also for a key that it has no parameters for.
+    """Raise ConfigError for keywords of a shape that no policy accepts, before its store is known; with
+    `function`, also for a key that names none of its parameters.
     """
     policy = spec.get("policy")
     if policy is None:
@@ -95,25 +95,25 @@ def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | 
 
 
 def policy_of(spec: Mapping[str, Any], **otherwise: Any) -> Policy:
-    """The policy with the keywords of a shape; `otherwise`: those that it has where the shape has none."""
+    """The policy with the keywords of a shape; `otherwise` holds the defaults."""
     return Policy(**(otherwise | {field: told for field, told in spec.items() if field not in OWN}))
 
 
 def calls_of(policy: Policy, spec: Mapping[str, Any], function: Callable[..., Any]) -> Calls:
-    """The key and the cost that each call of a task's function has under its policy."""
+    """Finds the key and the cost of each call of a task's function."""
     key, cost = spec.get("key", policy.key), spec.get("cost", policy.cost)
     return Calls(policy, function, checked_key(key), checked_cost(cost))
 
 
 def in_flight() -> ConfigError:
-    """What to raise where a shape bounds the calls in flight."""
+    """The error for a shape that bounds the calls in flight."""
     bound = "counts calls while they are made, and a shaped task waits elsewhere than it runs"
     fix = "give concurrency= to the client that the task makes its calls with"
     return ConfigError("shape['concurrency']", "(given)", bound, fix)
 
 
 def grace_of(policy: Policy) -> float:
-    """How late a slot is still used, if nothing is said: three quarters of one, but at least 10 ms."""
+    """How late a slot is used by default: three quarters of the time between two slots, at least 10 ms."""
     slots = [rate.period_us / rate.limit / SECOND_US for rate in policy.shaper.core.queue.rates]
     return max(LEAST_GRACE_S, min(slots, default=0.0) * 3 / 4)
 
@@ -124,7 +124,7 @@ def told_of(error: RateLimitedError) -> tuple[Any, ...]:
 
 
 def refusal_of(told: Sequence[Any]) -> RateLimitedError:
-    """The refusal that these values tell of."""
+    """The refusal from the values of `told_of`."""
     kind, decision, *rest = told
     return _REFUSALS[kind](Decision(*decision), *rest)
 
@@ -135,16 +135,16 @@ _REFUSALS: dict[str, Callable[..., RateLimitedError]] = {
 
 
 class PutBack(NamedTuple):
-    """A task has to come back later."""
+    """Says that a task has to come back later."""
 
     delay_s: float
-    """Seconds from now until it is to be in its queue again."""
+    """Seconds from now until the task has to be in its queue again."""
     slot_header: str | None
-    """What it has to bring along: its slot, as text. None if it has none."""
+    """The slot of the task as text, which it has to bring back; None if it has none."""
 
 
 def slot_header_of(reservation: Reservation, ahead_s: float | None = None) -> str:
-    """A slot as text, and how long before it its task is to be back in the queue; None if that is unknown."""
+    """A slot as text, with how long before it the task has to be back in its queue; None if unknown."""
     return json.dumps((ahead_s, *sent(reservation)), separators=(",", ":"))
 
 
@@ -165,10 +165,10 @@ def in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any])
 
 
 class ShapedTasks:
-    """How the tasks of one name are shaped: what they take slots of, and for how long they wait in a worker.
+    """Shapes the tasks of one name: each waits in its worker, or is put back into its queue.
 
-    `near_s` is the longest wait in a worker; `ahead_s`, how long before its slot a task comes back that finds
-    nothing else in its queue.
+    `near_s`: the longest wait in a worker. `ahead_s`: how long before its slot a task comes back, if no other
+    tasks are in its queue.
     """
 
     def __init__(
@@ -196,18 +196,17 @@ class ShapedTasks:
         self._near_s = near_s
         self._ahead_s = ahead_s
         self._queued_s = 0.0
-        """For how long the last task that came back stood behind others in the queue: the next come back so
-        much earlier. Else they would all miss their slots, each time, and take others at the end of the line.
+        """How long the last task that came back waited behind others in its queue: the next ones come back
+        earlier by as much. Otherwise all would miss their slots each time, and take new ones at the end.
         """
 
     async def admit(
         self, driver: Driver, slot_header: str | None, args: Any, kwargs: Mapping[str, Any]
     ) -> Admission | PutBack:
-        """Wait for the slot of a task, and admit it; or say when it has to come back.
+        """Wait for the slot of a task, and admit it; or return when it has to come back.
 
-        `slot_header` is what the task brings along from an earlier `PutBack`. Raises the error of a
-        refusal, unless refused tasks are to come back. A task that is interrupted while it waits gives its
-        slot back.
+        `slot_header`: the one of an earlier `PutBack` of this task. Raises the error of a refusal, unless
+        refused tasks come back. A task that is interrupted while it waits gives its slot back.
         """
         admission = self.calls.admission(args, kwargs).unentered()
         core = self.policy.shaper.core
@@ -223,7 +222,7 @@ class ShapedTasks:
                     reservation = await core.reserve(driver, key, admission.cost, core.max_wait_us)
                     if not reservation:
                         await core.leave(driver, reservation)
-                    # One that was brought may have been used by a worker that died then.
+                    # Unlike a slot from a header, which a worker that died may have used.
                     remaining_s, is_unused = reservation.delay, True
                 elif coming := await core.coming(driver, reservation, self._grace_s, is_unused=is_unused):
                     reservation, remaining_s, has_moved = coming
@@ -235,11 +234,11 @@ class ShapedTasks:
                         self._queued_s = max(0.0, ahead_s - await core.remaining(driver, reservation))
                         ahead_s = None
                     if is_unused:
-                        # A quota or a window would go on counting it.
+                        # Otherwise a quota or a window would count the unused slot.
                         await core.settle(driver, reservation, 0)
                     reservation = None
                     continue
-                # One that has come back too early waits here, if it would come back from the queue too late.
+                # A task that comes back too early waits here if it would come back from its queue too late.
                 most_s = 0.0 if is_unused else min(self._queued_s, MOST_GRACE_S)
                 if remaining_s > max(self._near_s, most_s) and not has_moved:
                     ahead_s = min(remaining_s, self._ahead_s + self._queued_s)
@@ -261,21 +260,19 @@ class ShapedTasks:
             raise
 
     def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
-        """The admission of a task that `admit` has admitted in another process, whose slot this is."""
+        """The admission of a task with this slot, which `admit` has admitted in another process."""
         core = self.policy.shaper.core
         _, *told = json.loads(slot_header)
         return self.calls.admission(args, kwargs).taken(received(core, told))
 
     async def give_back(self, driver: Driver, slot_header: str | None) -> None:
-        """Give back the slot of a task that will not run, also one that has passed. A failure is logged."""
+        """Give back the slot of a task that will not run, even if it has passed. A failure is logged."""
         reservation, _ = self._brought(slot_header)
         if reservation is not None:
             await self._given_up(driver, reservation)
 
     def _brought(self, slot_header: str | None) -> tuple[Reservation | None, float | None]:
-        """The slot that a task brings along, and how long before that it was to be back; None for what cannot
-        be read.
-        """
+        """The slot that a task brings, and how long before it the task was to be back; None if unreadable."""
         if slot_header is None:
             return None, None
         try:

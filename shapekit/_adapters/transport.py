@@ -1,6 +1,6 @@
-"""Transport: what the wrappers of httpx and httpx2 share, which differ in whose classes they speak of.
+"""Transport: what the wrappers of httpx and httpx2 share; they differ only in the library's classes.
 
-HeldStream: the body of a response, whose request is in flight until it ends, breaks or is closed.
+HeldStream: a response body that keeps its request in flight until it ends, fails or is closed.
 
 ObservedStream: the body of a refusal, which may say more than its headers.
 """
@@ -35,10 +35,10 @@ from shapekit.policy import Admission, Policy
 
 
 class HeldStream:
-    """The body of a response of httpx or httpx2, whose base classes go beside this one.
+    """A response body that gives the permit back when it ends; mixed in with the library's stream classes.
 
-    Nothing of it is changed. A response that is dropped unread takes the admission with it, and so gives the
-    permit back, too.
+    The body passes through unchanged. If a response is dropped unread, its admission is collected with it,
+    which gives the permit back, too.
     """
 
     def __init__(self, stream: Any, admission: Admission) -> None:
@@ -49,7 +49,7 @@ class HeldStream:
         try:
             yield from self._stream
         except GeneratorExit:
-            raise  # it is left, and not yet closed; the collector may say so, in the midst of anything
+            raise  # not closed yet; and the garbage collector may raise this, at any point
         except BaseException:
             self._admission.leave()
             raise
@@ -85,16 +85,16 @@ class HeldStream:
 
 
 class ObservedStream:
-    """The body of a response of httpx or httpx2, whose base classes go beside this one.
+    """A response body that is observed once it was read; mixed in with the library's stream classes.
 
-    Nothing of it is changed, and nothing is read early: it is looked at when it has been read to its end.
+    The body passes through unchanged, and is not read early.
     """
 
     def __init__(self, stream: Any, admission: Admission, library: Any, response: Any) -> None:
         self._stream = stream
         self._admission = admission
         self._library = library
-        # Without the response, which has this stream: one that is dropped must be collected at once.
+        # Not the response itself, which refers to this stream: a dropped one must be collected at once.
         self._status, self._headers = response.status_code, response.headers
 
     def __iter__(self) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ class ObservedStream:
 
     def _reply(self, sent: bytearray) -> ResponseView:
         body = None
-        # Encoded twice, a short body may unpack to anything.
+        # A short body that is encoded twice may unpack to any size.
         if len(sent) < _KEPT and "," not in self._headers.get("content-encoding", ""):
             try:
                 body = self._library.Response(
@@ -130,7 +130,7 @@ class ObservedStream:
             except Exception as error:
                 if process.from_signal(error):
                     raise
-                # What cannot be decoded the client says itself.
+                # If it cannot be decoded, the client raises that error itself.
         return ResponseView(self._status, self._headers, body)
 
     def __getattr__(self, name: str) -> Any:
@@ -138,16 +138,16 @@ class ObservedStream:
 
 
 _KEPT = MOST_BYTES + 1
-"""How much of a body is kept: so many bytes are too many to look at."""
+"""How much of a body is kept: one byte more than is looked at."""
 _SYNC, _ASYNC = "HTTPTransport", "AsyncHTTPTransport"
 
 
 class _Inner(dict[str, Any]):
-    """The transports inside, by the names of their classes in the library: the one that was given, or one
-    made for each name.
+    """The wrapped transports, by the names of their classes in the library: the given one, or one made for
+    each name.
 
-    A transport is made when it is first asked for, and the modules that it connects with are loaded: before
-    the request waits for its slot, because either takes longer than a slot.
+    A transport is made, and the modules that it connects with are loaded, when it is first asked for. That is
+    before the request waits for its slot, because either takes longer than a slot.
     """
 
     def __init__(self, library: Any, given: Any, options: dict[str, Any]) -> None:
@@ -158,9 +158,9 @@ class _Inner(dict[str, Any]):
 
     def __missing__(self, kind: str) -> Any:
         if kind == _ASYNC:
-            from anyio import get_cancelled_exc_class  # noqa: PLC0415 - who never awaits need not load it
+            from anyio import get_cancelled_exc_class  # noqa: PLC0415 - loaded only for tasks
 
-            get_cancelled_exc_class()  # loads anyio's half for the loop that runs
+            get_cancelled_exc_class()  # loads anyio's backend for the running loop
         with self._lock:
             if kind not in self:
                 given = self.given
@@ -169,22 +169,22 @@ class _Inner(dict[str, Any]):
 
 
 NAME = "shapekit"
-"""Under which requests carry their options, and responses how they passed."""
+"""The extension under which requests carry their options, and responses their `ShapingInfo`."""
 
 
 class Transport:
-    """A transport that lets requests leave when they may, and otherwise passes everything on as it is."""
+    """A transport that delays requests until they may leave, and otherwise passes everything on unchanged."""
 
     library: ClassVar[Any]
     """The package whose client this is for."""
     refusals: ClassVar[Mapping[type[ShapekitError], type[Exception]]]
-    """Errors of ours as errors of the library's, too."""
+    """Errors that are both shapekit's and the library's, by the shapekit error."""
     _held_stream: ClassVar[Any]
     _observed_stream: ClassVar[Any]
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        # A client takes only bodies of its library's own classes.
+        # A client accepts only bodies of its library's own classes.
         bodies = cls.library.SyncByteStream, cls.library.AsyncByteStream
         cls._held_stream = type("HeldStream", (HeldStream, *bodies), {})
         cls._observed_stream = type("ObservedStream", (ObservedStream, *bodies), {})
@@ -197,7 +197,7 @@ class Transport:
 
     @classmethod
     def around(cls, transport: Any, request_shaper: RequestShaper) -> Self:
-        """One of several wrappers that shape alike and together."""
+        """A wrapper that shares its request shaper with other wrappers."""
         made = cls.__new__(cls)
         cls._settle_on(made, transport, {}, request_shaper)
         return made
@@ -217,7 +217,7 @@ class Transport:
 
     @property
     def policy(self) -> Policy | None:
-        """The policy of the requests that no route is for, to hold, resume or forecast it; None without."""
+        """The policy of requests that match no route, for holds and forecasts; None if none shapes them."""
         return self._request_shaper.policy
 
     # sending
@@ -269,7 +269,7 @@ class Transport:
         return response
 
     async def _hear(self, driver: Driver, admission: Admission, request: Any, response: Any) -> None:
-        """Keep the request in flight while its body lasts, and hear what the answer says."""
+        """Keep the request in flight until its body ends, and observe the response."""
         if admission.holds_permit:
             if response.is_closed:
                 await driver.ask(Twin(admission.leave, admission.aleave))
@@ -287,7 +287,7 @@ class Transport:
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._request_shaper.responds and isinstance(error, RateLimitedError):
             status, headers, body, info = too_many(error)
-            # As a stream, which the client reads as it reads any other.
+            # As a stream, which the client reads like any other.
             return self.library.Response(
                 status,
                 headers={**headers, "Content-Length": str(len(body))},
@@ -306,7 +306,7 @@ class Transport:
         self._inner[_SYNC].__exit__(*error)
 
     def close(self) -> None:
-        """Close the transport inside. The limit and its store outlive it."""
+        """Close the wrapped transport. The limit and its store stay open."""
         if (inner := self._inner.get(_SYNC, self._inner.given)) is not None:
             inner.close()
 
