@@ -1,4 +1,4 @@
-"""The edge of the process: where the `shapekit` command, or `python -m shapekit.cli`, begins and ends."""
+"""The entry point of the `shapekit` command, and of `python -m shapekit.cli`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _NEEDED = ("click", "rich")
 
 def main() -> NoReturn:
     """Run the command that the process was started with, and end the process."""
-    # One that the process was started without is None.
+    # A stream is None if the process was started without it.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - to the end of the process
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # What a terminal has no letter for becomes another letter, not a traceback.
+            # A letter that the terminal cannot show is replaced, instead of raising an error.
             stream.reconfigure(errors="replace")
-    # As an exception it passes the code that gives the terminal back.
+    # As an exception, so that the code runs that restores the terminal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        from shapekit.cli.main import cli  # noqa: PLC0415 - who lacks click reads how to install it
+        from shapekit.cli.main import cli  # noqa: PLC0415 - without click, the error below says how to install it
 
         cli(prog_name="shapekit")
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`shapekit check`: a file of policies, validated table by table and put into words."""
+"""`shapekit check`: validates a file of policies table by table, and puts each into words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from shapekit.rate import Rate, max_wait_us
 
 
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
-    """What a policy makes of calls, a sentence a line."""
+    """What a policy does with calls, one sentence a line."""
     queue = policy.shaper.core.queue
     said = [*_rates(queue), *(limit_words(gate) for gate in queue.gates)]
     if queue.headroom:
@@ -72,7 +72,7 @@ def _paced(rate: Rate, burst: int) -> str:
 
 
 def limit_words(limit: Algorithm[Any]) -> str:
-    """What a strategy allows."""
+    """What a strategy allows, in words."""
     if isinstance(limit, Meter):
         return f"{limit.kind}: {rate_words(limit.rate)}, {limit.burst:,} of them at once after idling"
     if isinstance(limit, FixedWindow):
@@ -130,7 +130,7 @@ def _whose(policy: Policy) -> Iterator[str]:
 
 
 class Finding(NamedTuple):
-    """What one table is: a policy in words, or a problem."""
+    """The result for one table: its policy in words, or a problem."""
 
     table: str
     means: list[str]
@@ -165,7 +165,7 @@ def check(file: str, store: str | None, as_json: bool) -> None:
 
 
 def _set(where: str, name: str) -> Iterator[str]:
-    """What operators have set for a policy, under the name that it has in the store."""
+    """Sentences about what operators have set for a policy in a store."""
     with closing(open_store(where)) as store:
         store.read_overrides(name)
         for one in store.settings(name).known.overrides:

@@ -1,9 +1,9 @@
-"""`shapekit hold`, `resume`, `reset`, `set`, `unset`, `settings`, `apply`: what an operator does to a store.
+"""`shapekit hold`, `resume`, `reset`, `set`, `unset`, `settings`, `apply`: an operator's changes to a store.
 
-Keys are held, resumed and reset through the program that wrote their state, so every process that shares a
-key obeys, and nothing else about it changes. An idle key has no state, but its name has programs: of its keys
-in use, or those that the store remembers. A key whose state is damaged, or of an unknown program, can only be
-reset: it is removed.
+Keys are held, resumed and reset through the program that wrote their state, so that every process that shares
+a key obeys, and nothing else about the key changes. An idle key has no state; it takes the program of another
+key of its name that is in use, or one that the store remembers. A key whose state is damaged, or was written
+by an unknown program, can only be reset, which removes it.
 
 Settings are limits for every process, instead of those in their code.
 """
@@ -58,12 +58,12 @@ from shapekit.stores.base import PERMITS, Operation, changed, legible, set_by
 from shapekit.stores.encoding import LiveKey
 
 _BEGINNING = 32
-"""Letters that stand for certain where a long key is stored shortened."""
+"""How many of its first letters a long key keeps at least if it is stored shortened."""
 _EVERY = ":*"
-"""Behind a name: all of its keys."""
+"""After a name: all of its keys."""
 _FIELDS = (*LIMITS, "state", "why", "until")
 _KEYS = "keys"
-"""The sub-table of a policy that has tables for keys."""
+"""The sub-table of a policy that holds the tables for its keys."""
 
 Reply: TypeAlias = tuple[str, dict[str, Any]]
 """What was done to a key, in words and for machines."""
@@ -84,7 +84,7 @@ class FoundKey(NamedTuple):
         return f"{self.name}:{self.key}"
 
     def apply(self, operation: Operation, *args: Any) -> Any:
-        """Let the program do something to the key."""
+        """Apply an operation of the program to the key."""
         return self.store.bind(self.name, self.program, operation)(self.key, *args)
 
 
@@ -221,7 +221,7 @@ def set_(
     """Set limits of POLICY for every process, instead of those in their code.
 
     RATE is one rate or several: "10/s", "10/s; 1000/h". They apply from each process's next decision on,
-    and waiting calls move. Limits that are not given are those in the code, also if they were set before.
+    and waiting calls move. Limits that are not given return to those in the code, even if they were set.
 
     \b
     shapekit set stripe 20/s --for 2h --why "sale"
@@ -360,7 +360,7 @@ def _say_changes(as_json: bool, changes: Mapping[str, Mapping[str | None, Any]],
 
 
 def _words_of(old: Override | None, new: Override | None) -> tuple[str | None, str | None]:
-    """The limits before and after; with their end and reason where nothing else changes."""
+    """The limits before and after, with their end and reason if nothing else changes."""
     if old is None or new is None or old.words != new.words:
         return old and old.words, new and new.words
     before, after = (f"{one.words}{_ends(one)}{f', why {one.why}' if one.why else ''}" for one in (old, new))
@@ -368,7 +368,7 @@ def _words_of(old: Override | None, new: Override | None) -> tuple[str | None, s
 
 
 class Keys:
-    """The keys of a store, as an operator names them. What is wrong with a name is a CommandError."""
+    """The keys of a store, by the names that an operator gives; a wrong name raises CommandError."""
 
     def __init__(self, store: Any, *, shortens: bool) -> None:
         """`shortens`: whether the store shortens very long keys, as Redis does."""
@@ -376,14 +376,14 @@ class Keys:
         self._shortens = shortens
 
     def in_use(self, asked: str) -> LiveKey:
-        """A key that is in use, as it was seen; what lies there may be damaged."""
+        """A key that is in use, as read from the store; its state may be damaged."""
         seen = self.seen(asked)
         if seen is None:
             raise CommandError(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
         return seen
 
     def reset(self, seen: LiveKey, asked: str) -> None:
-        """Forget a key that was seen."""
+        """Forget a key that was read from the store."""
         if seen.program is None:
             self._store.remove(seen)
         else:
@@ -391,7 +391,7 @@ class Keys:
             self._store.reset(found.name, found.program, found.key)
 
     def seen(self, asked: str) -> LiveKey | None:
-        """A key as it was seen, if it is in use."""
+        """A key as read from the store, if it is in use."""
         if ":" not in asked:
             raise CommandError(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
         seen = list(self._store.survey(asked[:_BEGINNING]))
@@ -411,7 +411,7 @@ class Keys:
         return live_key
 
     def readable(self, seen: LiveKey, asked: str) -> FoundKey:
-        """A key that was seen, if it can be read."""
+        """A key that was read from the store, if its program is known and its state is whole."""
         if seen.program is None:
             problem, fix = "was written by an unknown program", "ask again after its next call, or reset it"
             if seen.is_damaged:
@@ -420,7 +420,7 @@ class Keys:
         return self._found(seen.name, seen.program, asked)
 
     def every(self, asked: str) -> tuple[list[FoundKey], list[str]]:
-        """The queues of a name that are in use, and those of its keys that cannot be reached."""
+        """The keys of a name that are in use, and those among them that cannot be held."""
         name = asked.removesuffix(_EVERY)
         found, left = [], []
         for live_key in self._store.survey(f"{name}:"):
@@ -436,7 +436,7 @@ class Keys:
         return sorted(found, key=lambda one: one.key), sorted(left)
 
     def idle(self, asked: str) -> FoundKey:
-        """A key that is not in use, with a program of its name, for a hold is kept in the terms of one."""
+        """A key that is not in use, with a program of its name, which a hold needs."""
         if "*" in asked:
             raise CommandError(f"key={asked!r} is not in use; all keys of a name are written name:*")
         known: dict[str, list[Any]] = {}
@@ -451,7 +451,7 @@ class Keys:
             fix = "hold it from Python: shaper.hold(…)"
             raise CommandError(f"key={asked!r} is of a name that had limits of several kinds; {fix}")
         found = [_queue(self._found(name, program, asked, in_use=False)) for program in programs]
-        # A hold by any of several is as long. After it a burst has to be earned again: the shortest of them.
+        # A hold lasts as long under each program. After it a burst has to be earned again: take the shortest.
         return min(found, key=lambda one: one.program.hold(None, 0, 1, 0)[2])
 
     def _in_use_of(self, name: str) -> list[Any]:
@@ -479,7 +479,7 @@ def keys_of(where: str | None) -> Iterator[Keys]:
 
 
 def _names(asked: str) -> list[str]:
-    """What may be the name in `name:key`, for both may have colons."""
+    """All possible names in `name:key`, since both may contain colons."""
     parts = asked.split(":")
     return [":".join(parts[:end]) for end in range(1, len(parts))]
 
@@ -515,7 +515,7 @@ def _differ(*sides: Iterable[Override | None]) -> bool:
 
 
 def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Iterator[Override]:
-    """The overrides that a table says."""
+    """The overrides in a table."""
     if not isinstance(fields, dict):
         raise CommandError(f"{file}: {name} is outside of any table; put it under one such as [stripe]")
     own = {field: value for field, value in fields.items() if field != _KEYS}
@@ -540,12 +540,12 @@ def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Itera
 
 
 def _check(store: Any, policy: str, override: Override) -> None:
-    """Complain of what the programs that are known under the name could not have."""
+    """Raise ConfigError for what a known program of the policy cannot have; warn if none is known."""
     known = store.programs(policy)
     for program in known:
         effective(program, override)
     if not known:
-        # `hold` and `top` write the key behind the name, so that it is easily written here, too.
+        # `hold` and `top` write the key after the name, so users may easily write it here, too.
         named = [name for name in _names(policy) if store.programs(name)]
         fix = f"write {named[0]} --key {policy[len(named[0]) + 1 :]}" if named else "check the spelling"
         click.echo(printable(f"shapekit: the store knows no limit named {policy!r} yet; {fix}"), err=True)

@@ -1,7 +1,7 @@
 """`shapekit demo`: processes call an API that enforces its limit, first without shapekit and then with it.
 
 The API runs in this process and keeps the log from which all figures come. The workers are processes whose
-threads make one call after another until the API is gone, so they also end when the demo is killed.
+threads make one call after another until the API is gone, so that they end even if the demo is killed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from shapekit.cli.output import console, json_option, print_json, table
 from shapekit.shaper import Shaper
 
 LIMIT, PENALTY_S, WORK_S = 50, 1, 0.05
-"""Calls in any second; for how long a call too many closes the API; how long an accepted call takes."""
+"""Calls in any second; how long the API refuses everything after a call too many; how long a call takes."""
 WORKERS, THREADS, PAUSE_S = 3, 4, 0.1
-"""Processes, the threads of each, and how long an unshaped one rests before it repeats a refused call."""
+"""Processes, threads of each, and how long an unshaped thread waits before it repeats a refused call."""
 RATE, HEADROOM = "50/s", 0.1
 FRAME_S = 0.2
 
 
 class Call(NamedTuple):
-    """A call that arrived at the API so long after the first one, and how long a thread had wanted it."""
+    """A call: seconds after the first one that it arrived, and how long its thread had waited to make it."""
 
     arrived: float
     waited: float
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What became of a run; the waits are those of the answered calls."""
+    """The result of a run; the waits are those of the answered calls."""
 
     answered: int
     refused: int
@@ -68,7 +68,7 @@ class Log(NamedTuple):
         return [(counts[place, True], counts[place, False]) for place in range(ceil(self.lasted * 10))]
 
     def figures(self) -> Figures:
-        """What became of the run so far."""
+        """The result of the run so far."""
         lost = ends = 0.0
         for call in self.calls:
             if not call.accepted and call.arrived >= ends:
@@ -80,7 +80,7 @@ class Log(NamedTuple):
 
 
 class Limit:
-    """At most `LIMIT` accepted calls in any second; a call too many closes the API for `PENALTY_S`."""
+    """At most `LIMIT` accepted calls in any second; after one too many, none is for `PENALTY_S`."""
 
     def __init__(self) -> None:
         self._accepted: deque[float] = deque(maxlen=LIMIT)
@@ -98,7 +98,7 @@ class Limit:
 
 
 class Api(ThreadingHTTPServer):
-    """Answers on a free port of the loopback, on threads of this process."""
+    """The API: a server on a free port of the loopback, with threads in this process."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -117,7 +117,7 @@ class Api(ThreadingHTTPServer):
         return accepted
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: workers are ended in the middle of their calls."""
+        """Print nothing: workers are killed in the middle of their calls."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base names it so
-        """Say nothing: the API has a log of its own."""
+        """Print nothing: the API keeps its own log."""
 
 
 def run(seconds: float, store: str) -> Generator[Log]:
@@ -145,7 +145,7 @@ def run(seconds: float, store: str) -> Generator[Log]:
         stack.callback(api.shutdown)
         words, workers = [sys.executable, "-m", __name__, str(api.server_port), store], []
         for _ in range(WORKERS):
-            # In a session of its own: the demo alone hears Ctrl-C, and ends its workers.
+            # In a separate session: only the demo gets Ctrl-C, and it ends its workers.
             worker = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
             workers.append(stack.enter_context(worker))
             stack.callback(worker.kill)
@@ -187,7 +187,7 @@ def main(port: str, store: str) -> None:
 
 ACCEPTED, REFUSED = "#0072b2", "#e69f00"
 FINE, PLAIN = ("▁▂▃▄▅▆▇█", "▒", "─"), ("    ####", "x", "-")
-"""What a chart is made of: eighths of a cell of answered calls, a refused cell, and the limit."""
+"""The glyphs of a chart: eighths of a cell of answered calls, a refused cell, and the limit."""
 UNIT, ROWS = LIMIT // 10, 5
 """Calls a row, and rows: a thread makes at most two calls in a tenth of a second, so all of them fit."""
 TITLES = ("Without shapekit", "With shapekit")
@@ -222,7 +222,7 @@ def chart(columns: Sequence[tuple[int, int]], width: int, glyphs: tuple[str, str
     rows = [Text(no_wrap=True) for _ in range(ROWS)]
     for row, cells in enumerate(rows):
         for good, bad in columns[-width:]:
-            # A cell that both would share goes to the one that has more of it.
+            # A cell that both kinds of calls share goes to the kind that fills more of it.
             low = 8 * (round(good / UNIT) - row) if bad else round(8 * good / UNIT) - 8 * row
             if low > 0:
                 cells.append(eighths[min(low, 8) - 1], ACCEPTED)
@@ -283,7 +283,7 @@ def demo(seconds: float, as_json: bool) -> None:
 
 
 def _both(seconds: float, show: Callable[[Sequence[Log]], None]) -> list[Log]:
-    """First unshaped, then shaped, by a store in a file of its own."""
+    """Run unshaped, and then shaped with a store in a temporary file."""
     runs: list[Log] = []
     with tempfile.TemporaryDirectory(prefix="shapekit-demo-") as folder:
         for store in ("", str(Path(folder) / "limits.db")):

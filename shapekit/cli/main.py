@@ -1,6 +1,6 @@
-"""The `shapekit` command: its subcommands by name, each loaded when it is asked for.
+"""The `shapekit` command: its subcommands by name, each loaded on first use.
 
-Whatever is wrong is a CommandError: one line that says what, and how to fix it.
+Every problem becomes a CommandError: one line that says what is wrong, and how to fix it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shapekit.errors import ShapekitError
 
 
 class CommandError(click.ClickException):
-    """What ends a command that cannot do what it was asked: one line on stderr, exit code 2."""
+    """Ends a command that cannot do what was asked: one line on stderr, exit code 2."""
 
     exit_code = BAD_INPUT
 
     def show(self, file: IO[Any] | None = None) -> None:
-        from shapekit.cli.output import printable  # noqa: PLC0415 - only who complains loads it
+        from shapekit.cli.output import printable  # noqa: PLC0415 - only for errors
 
         message = printable(" ".join(self.message.split()))
         click.echo(f"shapekit: {message}", file=file, err=file is None)
@@ -38,7 +38,7 @@ def spelled(text: str) -> float | str:
 
 
 def command_error(error: Exception) -> CommandError | None:
-    """What to tell of an error; None if it is no fault of the input, but ours."""
+    """The CommandError that reports an error; None if the error is a bug and not a fault of the input."""
     if isinstance(error, CommandError):
         return error
     if isinstance(error, click.UsageError):
@@ -48,7 +48,7 @@ def command_error(error: Exception) -> CommandError | None:
         return CommandError(error.format_message())
     if isinstance(error, OSError) and error.filename is not None:
         return CommandError(f"{error.filename}: {error.strerror}; check the path and who may use it")
-    # An ImportError without a name is of errors.missing, and tells the line that installs it.
+    # An ImportError without a name comes from `errors.missing`, and says what to install.
     is_told = isinstance(error, ShapekitError | OSError) or (
         isinstance(error, ImportError) and error.name is None
     )
@@ -56,8 +56,8 @@ def command_error(error: Exception) -> CommandError | None:
 
 
 class Subcommand(NamedTuple):
-    """Which module of ours has it, what the list of subcommands says of it, and its function's name, if that
-    is not its own.
+    """The module of a subcommand, its line in the list of subcommands, and the name of its function if that
+    differs from the subcommand's.
     """
 
     module: str
@@ -82,7 +82,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Knows its subcommands by name, and answers whatever is wrong with one line."""
+    """Loads subcommands by name, and reports every problem in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
-        """Run, and exit: 0 for done, 2 for what cannot be done as asked, 130 for Ctrl-C."""
+        """Run, and exit: 0 for done, 2 for not possible as asked, 130 for Ctrl-C."""
         extra["standalone_mode"] = False
         try:
             code = super().main(args, *rest, **extra)

@@ -1,7 +1,7 @@
-"""Output: what a command prints, for a terminal, for a pipe, and for machines; and the options of several.
+"""Output: printing to a terminal, to a pipe and as JSON; and the options that commands share.
 
-Rich decides on colours: none where the output is no terminal, none under NO_COLOR. What is said by a
-colour is always said in words too.
+Rich decides on colours: none if the output is not a terminal, none under NO_COLOR. No information is in a
+colour alone.
 
 Numbers, spans, instants, rates and limits as people read them:
 
@@ -57,7 +57,7 @@ def counted(number: int, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that others have chosen, such as a key, as letters on one line: none of them steers a terminal.
+    """Text from outside, such as a key, on one line and without characters that control a terminal.
 
     >>> print(printable("é\\n\\x1b[2J"))
     é\\n\\x1b[2J
@@ -80,12 +80,12 @@ def instant_words(instant_us: int, zone: tzinfo = UTC) -> str:
 
 
 def per_words(period_us: int) -> str:
-    """What a rate is counted by: `minute`, `10 s`."""
+    """The period of a rate: `minute`, `10 s`."""
     return _PERIODS.get(period_us) or span_words(period_us)
 
 
 def window_words(window_us: int) -> str:
-    """What a sliding window is as long as; a day of it is none of the calendar's."""
+    """The length of a sliding window: `24 hours`, since `day` would mean a day of the calendar."""
     hours, rest = divmod(window_us, 3_600 * SECOND_US)
     return f"{hours} hours" if hours > 1 and not rest else per_words(window_us)
 
@@ -118,7 +118,7 @@ def clock(epoch_s: float) -> str:
 
 
 def limit_text(program: Described) -> str:
-    """A limit in few words.
+    """A limit in a few words.
 
     >>> from shapekit import GCRA, Quota, all_of
     >>> limit_text(all_of(fast=GCRA("10/s"), month=Quota("1_000_000/month")))
@@ -175,7 +175,7 @@ def _numbers_text(queue: LeakyQueue) -> str:
 VARIABLE = "SHAPEKIT_STORE"
 _FIX = f"give --store redis://HOST or --store FILE, or set {VARIABLE}"
 PIPE_WIDTH = 100
-"""How wide a page is that no terminal bounds."""
+"""The width of a page that is not on a terminal."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -190,33 +190,33 @@ store_option = click.option(
 
 
 def open_store(where: str | None) -> Store:
-    """The store at a URL or in a file. A file that is not there is a mistake."""
+    """The store at a URL or in an existing file."""
     if not where:
         raise CommandError(f"no store is given; {_FIX}")
     scheme, separator, _ = where.partition("://")
     if separator and not where.startswith(REDIS):
-        # What follows may hold a password.
+        # The rest may contain a password.
         raise CommandError(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
     if not separator and not Path(where).is_file():
         told = "(not shown)" if "@" in where else repr(where)
         raise CommandError(f"store={told} is not a file; {_FIX}")
-    # What is there is a file, whatever its name looks like.
+    # An existing file is a file, even if its name looks like something else.
     return stores.open_store(where if separator else Path(where))[0]
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON, in letters that every output has and none of which steers a terminal."""
+    """Print `value` as JSON in ASCII, without characters that control a terminal."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def console() -> Console:
-    """Where a command prints; made anew for each command, as the streams of a process may change."""
+    """The console of a command; made anew for each one, as the streams of a process may change."""
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> Table:
-    """A table of printable cells; the columns in `numbers` are flush right and whole; the others may fold."""
+    """A table of printable cells; columns in `numbers` are flush right and never folded, others may be."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         if column in numbers:
@@ -229,7 +229,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seq
 
 
 def bar(part: float | Fraction, width: int, *, plain: bool = False) -> str:
-    """A bar that fills `part` (0 to 1) of `width` cells; with `plain`, of letters that every terminal has."""
+    """A bar that fills `part` (0 to 1) of `width` cells; with `plain`, in ASCII."""
     eighths = round(min(max(part, 0), 1) * width * 8)
     if plain:
         return "#" * round(eighths / 8)

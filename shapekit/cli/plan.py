@@ -1,4 +1,4 @@
-"""`shapekit plan`: when many calls will have left, as the shaper itself says."""
+"""`shapekit plan`: when many calls will have left, computed by the shaper itself."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from shapekit.stores.base import changed
 
 _LONGEST_S = MAX_SPAN_US / SECOND_US
 MAX_PLAYED = 1_000_000
-"""The most calls that are asked for one after the other."""
+"""The most calls that are simulated one after another."""
 
 
 class Days(NamedTuple):
-    """Neighbouring days on which equally many calls leave, to within one, and how many that are."""
+    """Consecutive days on which the same number of calls leave, to within one."""
 
     first: date
     last: date
     calls: int
-    """On all of them."""
+    """The calls on all of these days."""
     least: int
     most: int
-    """On a single one."""
+    """The least and the most calls on one of these days."""
 
 
 class PlannedDepartures:
-    """The departures of `calls` calls that all ask at `start_us`, without any others.
+    """The departures of `calls` calls that are all made at `start_us`, without any others.
 
-    Without windows, gates and quotas the shaper foretells any one of them at once. With them it is asked
-    for one slot after the other.
+    Without windows, gates and quotas, the shaper forecasts each departure directly. With them, the calls are
+    simulated: the shaper reserves one slot after another.
     """
 
     def __init__(self, policy: Policy, calls: int, cost: int, start_us: int, *, show: bool = False) -> None:
@@ -68,7 +68,7 @@ class PlannedDepartures:
         self._cost = cost
         self._start_us = start_us
         self._played: list[int] | None = None
-        # A first look, by which it hears of what is set.
+        # This first look reads the overrides from the store.
         self._shaper.forecast(cost=cost)
         self.queue = self._shaper.core.queue_of("default")
         if self.queue.constraints.algorithms:
@@ -77,23 +77,23 @@ class PlannedDepartures:
             self._bounded(calls, self._shaper.forecast(calls, cost=cost).last_in)
 
     def leaves_us(self, number: int) -> int:
-        """When the `number`-th call leaves, counted from the first one on."""
+        """When the `number`-th call leaves, counted from 1."""
         if self._played is not None:
             return self._played[number - 1]
         last_in = self._shaper.forecast(number, cost=self._cost).last_in
         return self._start_us + round(last_in * SECOND_US)
 
     def gone_by(self, instant_us: int) -> int:
-        """How many have left by then."""
+        """How many calls have left by `instant_us`."""
         return bisect_right(range(1, self.calls + 1), instant_us, key=self.leaves_us)
 
     def days(self, zone: tzinfo) -> Iterator[Days]:
-        """The days on which calls leave; those that follow each other are one entry if they are alike."""
+        """The days on which calls leave; consecutive days that are alike make one entry."""
         gone, run = 0, None
         while gone < self.calls:
             day = datetime.fromtimestamp(self.leaves_us(gone + 1) // SECOND_US, zone).date()
             if run is not None:
-                # If a zone repeats the end of a day after midnight, the new day has begun for good.
+                # If the zone's clock is set back across midnight, the new day has begun all the same.
                 day = max(day, run.last + timedelta(days=1))
             midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), zone)
             before, gone = gone, self.gone_by(int(midnight.timestamp()) * SECOND_US - 1)
@@ -124,7 +124,7 @@ class PlannedDepartures:
             slot = self._shaper.reserve(cost=self._cost, max_wait=_LONGEST_S)
             played.append(slot.grant.departs_at_us)
             self._bounded(number, (played[-1] - self._start_us) / SECOND_US)
-            # The next call leaves no earlier, and what has left the windows need not be kept.
+            # The next call leaves no earlier, so that the windows can forget what they no longer count.
             clock.set(played[-1] / SECOND_US)
         return played
 
@@ -277,14 +277,14 @@ def _marks(calls: int, nth: tuple[int, ...]) -> list[int]:
 
 
 def _curve(planned: PlannedDepartures, start_us: int) -> list[tuple[int, int]]:
-    """How many have left after each of a few equal steps of time."""
+    """How many calls have left after each of a few equal steps of time."""
     length = planned.leaves_us(planned.calls) - start_us
     steps = [-(-length * step // _STEPS) for step in range(_STEPS + 1)] if length else [0]
     return [(after, planned.gone_by(start_us + after)) for after in steps]
 
 
 def _override(store: str | None, name: str, key: str | None) -> Override | None:
-    """What operators have set for a key of a policy, or for the policy."""
+    """The override that operators have set for a key of a policy, or for the policy."""
     with closing(open_store(store)) as opened:
         opened.read_overrides(name)
         return opened.settings(name).known.choose("default" if key is None else key)
@@ -292,7 +292,7 @@ def _override(store: str | None, name: str, key: str | None) -> Override | None:
 
 def _budget(quota: str, tz: str | None) -> Quota:
     budget = Quota(quota)
-    # Equal spans have no midnight for a zone to move.
+    # Periods of equal spans do not depend on midnight, and so not on a zone.
     return Quota(quota, tz=tz) if budget.per in ("day", "week", "month") else budget
 
 

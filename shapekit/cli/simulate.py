@@ -1,7 +1,7 @@
-"""`shapekit simulate`: what strategies make of the same arrivals.
+"""`shapekit simulate`: compares strategies on the same arrivals.
 
-Arrivals are when calls come, made up or from a real trace. A race lets them meet several contenders, each in
-the words of the command line (`gcra:10/s+20`). A sketch and a picture draw it: arrivals against departures.
+Arrivals are when calls come, generated or from a real trace. A race runs them against several contenders,
+each in the syntax of the command line (`gcra:10/s+20`). A sketch and a picture show arrivals and departures.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 MOST = 1_000_000
 FORMS = 'write poisson:20/s, uniform:20/s, "burst:50 every 10s", or the name of a .csv or .jsonl file'
 FIELDS = ("at", "time", "timestamp", "ts", "t")
-"""What the instant is called in a file; in a CSV without such a heading it is the first column."""
+"""The possible names of the instant in a file; in a CSV without such a heading, it is the first column."""
 DEFAULT_LENGTH = "60s"
 _BURST = re.compile(r"([0-9]{1,12})\s*every\s*(.+)", re.ASCII)
 _LATEST_S = 2**32
 
 
 class Arrivals(NamedTuple):
-    """Instants in ascending order, and the stretch of time that they are from."""
+    """Instants in ascending order, and the span of time that they are from."""
 
     told: str
     instants_us: list[int]
@@ -59,11 +59,11 @@ class Arrivals(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, length: str | None, seed: int) -> Arrivals:
-        """What `--arrivals` and `--for` say."""
+        """Parse `--arrivals` and `--for`."""
         kind, _, rest = text.partition(":")
         if kind in _KINDS:
             length_us = duration_us("for", spelled(length or DEFAULT_LENGTH))
-            chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+            chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
             try:
                 instants = _taken(text, _KINDS[kind](rest, length_us, chance))
             except ConfigError as error:
@@ -128,7 +128,7 @@ _KINDS: dict[str, Callable[[str, int, random.Random], Iterator[int]]] = {
 
 def _instants(path: Path, read: Callable[[Any], Iterator[tuple[int, Any]]]) -> Iterator[int]:
     try:
-        # What programs for spreadsheets put before the first letter is no part of it.
+        # Spreadsheet programs write a byte order mark, which is not part of the text.
         with path.open(encoding="utf-8-sig", newline="") as lines:
             for line, value in read(lines):
                 instant = _instant_us(value)
@@ -179,7 +179,7 @@ _READERS = {".csv": _of_csv, ".jsonl": _of_jsonl}
 
 
 def _instant_us(value: Any) -> int | None:
-    """Epoch seconds, or ISO 8601 (UTC where it names no zone), in microseconds; None for anything else."""
+    """Microseconds from epoch seconds or ISO 8601 (UTC if it names no zone); None for anything else."""
     if isinstance(value, str):
         text = value.strip()
         try:
@@ -210,17 +210,17 @@ UNSHAPED = "unshaped"
 
 
 class Run(NamedTuple):
-    """What became of the calls."""
+    """The result of one contender."""
 
     name: str
     departures_us: list[int]
-    """Of those that left, in order."""
+    """The departures of the calls that left, in order."""
     waits_us: list[int]
-    """How long they waited, in the same order."""
+    """How long these calls waited, in the same order."""
     refused: int
 
     def worst(self, window_us: int) -> int:
-        """The most departures in any window, which begins with one of them and ends before its end."""
+        """The most departures in any half-open window of this length."""
         left, most = self.departures_us, 0
         first = 0
         for last, at in enumerate(left):
@@ -230,23 +230,23 @@ class Run(NamedTuple):
         return most
 
     def wait_us(self, share: float) -> int | None:
-        """The wait that `share` of those that left did not exceed; None if none left."""
+        """The wait that a `share` of the calls that left did not exceed; None if none left."""
         waits = sorted(self.waits_us)
         return waits[max(0, ceil(share * len(waits)) - 1)] if waits else None
 
 
 class Contender(NamedTuple):
-    """A strategy under the name that it was given."""
+    """A strategy, by its text on the command line."""
 
     name: str
     program: Algorithm[Any] | LeakyQueue | None
-    """None: without a limiter, every call leaves as it comes."""
+    """None for no limiter: every call leaves when it comes."""
     periods_us: tuple[int, ...]
-    """The windows that its limits are told in; none for a calendar's."""
+    """The periods of its rates; empty for a quota."""
 
     @classmethod
     def parse(cls, text: str) -> Contender:
-        """What `gcra:10/s+20` means."""
+        """Parse a contender such as `gcra:10/s+20`."""
         kind, _, limit = text.partition(":")
         if kind not in NAMES:
             raise CommandError(
@@ -258,7 +258,7 @@ class Contender(NamedTuple):
             raise error.within(f"strategy {text!r}:") from None
 
     def run(self, arrivals_us: Sequence[int], max_wait_us: int | None) -> Run:
-        """Let the calls come, on virtual time."""
+        """Decide about all arrivals, on virtual time."""
         program, state = self.program, None
         left, waits = [], []
         for now in arrivals_us:
@@ -278,7 +278,7 @@ class Contender(NamedTuple):
 
 
 def _strategy(kind: str, limit: str) -> tuple[Algorithm[Any] | LeakyQueue, tuple[int, ...]]:
-    """The program, and the windows that it is told in."""
+    """The program, and the periods of its rates."""
     if kind == "quota":
         return Quota(limit), ()
     told, plus, more = limit.partition("+")
@@ -305,19 +305,19 @@ _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10
 
 
 class Columns(NamedTuple):
-    """Equal pieces of time, as wide as people count."""
+    """Equal pieces of time, of a round width such as 5 s or 1 min."""
 
     width_us: int
     number: int
 
     @classmethod
     def over(cls, length_us: int, most: int) -> Columns:
-        """At most `most` columns that hold `length_us`."""
+        """At most `most` columns that cover `length_us`."""
         width = next(width for width in _widths() if width * most >= length_us)
         return cls(width, max(1, -(-length_us // width)))
 
     def counts(self, instants_us: Iterable[int], start_us: int) -> list[int]:
-        """How many instants fall into each."""
+        """How many instants fall into each column."""
         counts = [0] * self.number
         for at in instants_us:
             counts[(at - start_us) // self.width_us] += 1
@@ -325,16 +325,16 @@ class Columns(NamedTuple):
 
 
 class Race(NamedTuple):
-    """How each contender fared; the first is no limiter, which lets every call leave."""
+    """The results of all contenders; the first one is no limiter, which lets every call leave."""
 
     arrivals: Arrivals
     runs: list[Run]
     windows_us: list[int]
-    """What the limits are told in: how many leave in any such window is compared."""
+    """The periods of all rates: the most departures in any window of each are compared."""
 
     @classmethod
     def run(cls, arrivals: Arrivals, contenders: Sequence[Contender], max_wait_us: int | None) -> Race:
-        """Let every contender meet the same arrivals."""
+        """Run every contender on the same arrivals."""
         runs = [
             entry.run(arrivals.instants_us, max_wait_us)
             for entry in (Contender(UNSHAPED, None, ()), *contenders)
@@ -344,12 +344,12 @@ class Race(NamedTuple):
 
     @property
     def length_us(self) -> int:
-        """From the first instant until every call has come and every one that was let has left."""
+        """From the first instant until all calls have come, and all that were admitted have left."""
         last = max((run.departures_us[-1] for run in self.runs if run.departures_us), default=0)
         return max(self.arrivals.length_us, last - self.arrivals.start_us + 1)
 
     def counts(self, run: Run, columns: Columns) -> list[int]:
-        """How many of a run left in each column."""
+        """How many calls of a run left in each column."""
         return columns.counts(run.departures_us, self.arrivals.start_us)
 
 
@@ -372,7 +372,7 @@ _PLAIN_LEFT, _PLAIN_WAITING = "#", "."
 
 
 def sketch(race: Race, width: int, *, plain: bool) -> list[Text]:
-    """One drawing for each run, all on one scale, and what the letters mean."""
+    """One drawing for each run, all on one scale, and a legend."""
     margin = 9
     columns = Columns.over(race.length_us, max(10, width - margin))
     arrivals = race.counts(race.runs[0], columns)
@@ -400,7 +400,7 @@ def sketch(race: Race, width: int, *, plain: bool) -> list[Text]:
 
 
 def _cell(left: float, came: float, plain: bool) -> str:
-    """What stands in a cell that departures fill to `left`, and arrivals to `came`."""
+    """The character of a cell that departures fill to `left`, and arrivals to `came`."""
     if plain:
         return _PLAIN_LEFT if left >= 0.5 else _PLAIN_WAITING if came >= 0.5 else " "
     if left >= 1 / 16:
@@ -409,8 +409,8 @@ def _cell(left: float, came: float, plain: bool) -> str:
 
 
 FORMATS = (".svg", ".png")
-# Okabe and Ito's colours, without those too pale for a line: they stay apart for every kind of colour
-# blindness. The styles of the lines tell them apart without any colour.
+# Okabe and Ito's colours, without those too pale for a line: they are distinct for every kind of colour
+# blindness. The line styles are distinct even without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 ARRIVALS = "#D9D9D9"
@@ -419,7 +419,7 @@ _UNITS = ((2 * 86_400, 86_400, "days"), (2 * 3_600, 3_600, "hours"), (180, 60, "
 
 
 def check_target(out: str) -> None:
-    """Complain before anything is computed for a picture that cannot be drawn."""
+    """Raise CommandError for a picture that cannot be drawn, before anything is computed."""
     if Path(out).suffix.lower() not in FORMATS:
         raise CommandError(f"out={out!r} is not a format that can be drawn; end it in .svg or .png")
     if not Path(out).parent.is_dir():
@@ -439,8 +439,8 @@ def save(race: Race, out: str) -> None:
         return
     import matplotlib as mpl  # noqa: PLC0415
 
-    # Letters stay letters: as outlines they are a third of a picture. DejaVu is wide, so that what fits
-    # in it fits in the sans-serif that a reader has instead.
+    # Text is kept as text: as outlines it would be a third of the file. DejaVu is wide, so that what fits
+    # in it also fits in the reader's own sans-serif font.
     style: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "shapekit"}
     with mpl.rc_context(style), io.StringIO() as drawn:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -449,7 +449,7 @@ def save(race: Race, out: str) -> None:
 
 
 def compact(svg: str) -> str:
-    """The same SVG to a tenth of a point, without indentation."""
+    """The same SVG, rounded to a tenth of a point and without indentation."""
     svg = re.sub(r"\n +", "\n", svg)
     return re.sub(
         r"<[^>]*>", lambda tag: re.sub(r" \n(?=[Lz\"])", "", re.sub(r"(\.\d)\d+", r"\1", tag[0])), svg
@@ -457,7 +457,7 @@ def compact(svg: str) -> str:
 
 
 def figure(race: Race) -> Figure:
-    """A row of calls per column of time for each run, and below them how many have left in total."""
+    """For each run a row of calls per column of time, and below them how many calls have left in total."""
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
@@ -500,7 +500,7 @@ def figure(race: Race) -> Figure:
 
 
 def _steps(counts: list[int], edges: list[float]) -> tuple[list[int], list[float]]:
-    """The same stairs with one step for columns of a height."""
+    """The same stairs, with neighbouring columns of one height joined into one step."""
     heights, ends, done = [], [edges[0]], 0
     for height, columns in groupby(counts):
         done += len(list(columns))

@@ -1,4 +1,4 @@
-"""`shapekit top`: the keys of a store, as they stand."""
+"""`shapekit top`: a live table of the keys of a store."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 
 
 Survey: TypeAlias = Callable[[str], Iterator[LiveKey]]
-"""The live keys whose `name:key` begins with a text; it may be asked again and again."""
+"""Returns the live keys whose `name:key` begins with a text; can be called repeatedly."""
 
 
 @contextmanager
 def open_survey(where: str | None) -> Iterator[Survey]:
-    """Looks at the store of a URL or a file, and leaves it exactly as it is."""
+    """A survey of the store at a URL or in a file, which changes nothing there."""
     if where and Path(where).is_file():
-        # A SQLiteStore would queue with those that decide; looking need not.
-        from shapekit.stores.sqlite import SqliteSurvey  # noqa: PLC0415 - with Redis it need not be loaded
+        # A SQLiteStore would wait for its lock behind deciding calls, which a read need not do.
+        from shapekit.stores.sqlite import SqliteSurvey  # noqa: PLC0415 - not needed for Redis
 
         yield SqliteSurvey(where).live_keys
         return
-    # All that is left: a Redis, or nothing that could be opened.
+    # Otherwise a Redis, or an error.
     with closing(cast("RedisStore", open_store(where))) as store:
         yield store.survey
 
 
 def place_of(where: str) -> str:
-    """The store in the words of a headline: without a password."""
+    """The store as a headline shows it, without a password."""
     if "://" not in where:
         return Path(where).name
     parts = urlsplit(where)
@@ -74,13 +74,13 @@ def place_of(where: str) -> str:
 try:
     import termios
     import tty
-except ImportError:  # Windows: there Ctrl-C alone is heard
+except ImportError:  # Windows, where only Ctrl-C works
     termios = tty = None  # type: ignore[assignment]
 
 
 @contextmanager
 def keyboard() -> Iterator[Callable[[float], str]]:
-    """Gives a function that waits for so many seconds at most, and returns the keys, or an empty text."""
+    """Yields a function that waits for some seconds at most, and returns the keys pressed, or empty text."""
     if termios is None or tty is None or not sys.stdin.isatty():
         yield _nobody
         return
@@ -115,31 +115,31 @@ class LimitUse(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A key as it stands; instants are civil, in epoch seconds."""
+    """The state of a key; instants are epoch seconds of civil time."""
 
     key: str
     limit: str
     wait: float | None
-    """Seconds until a call that comes now would leave; None where the store does not tell."""
+    """Seconds until a call that comes now would leave; None if the store does not say."""
     next_at: float | None
-    """When that is."""
+    """When that call would leave."""
     held: float
     """Seconds for which no call leaves."""
     held_until: float | None
     uses: tuple[LimitUse, ...]
     waiting: int | None
-    """Calls that have a slot, or wait for a permit, and have not left; None where the store does not tell."""
+    """Calls that have a slot, or wait for a permit, and have not left; None if the store does not say."""
     per_second: float | None
-    """Slots taken since the look before; None at the first one, and where the store does not tell."""
+    """Slots taken per second since the last look; None at the first one, and if the store does not say."""
 
     @property
     def fullest(self) -> float:
-        """The part that is in use of whatever is used most."""
+        """The fraction in use of the limit that is used most."""
         return max([use.used / use.most for use in self.uses], default=0.0)
 
 
 def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
-    """The row of a key that was seen."""
+    """The row of a key that was read from the store."""
     wait_us: int | None = None
     waiting, held_us = None, 0
     if isinstance(seen.program, Concurrency):
@@ -174,7 +174,7 @@ def _limit(seen: LiveKey) -> str:
 
 
 class Looks:
-    """Looks at a store again and again: two of them tell how many slots were taken in between."""
+    """Reads a store repeatedly, and compares with the previous look to count the slots taken in between."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
@@ -183,7 +183,7 @@ class Looks:
     def rows(self) -> list[Row]:
         """A row for each key in use."""
         before, self._seen = self._seen, {live_key[:3]: live_key for live_key in self._survey("")}
-        # Of a key that was not in use then, it is known when the others were looked at.
+        # A key that was not in use at the previous look counts from the time of that look.
         last_us = max((live_key.now_us for live_key in before.values()), default=None)
         return [
             row_of(seen, _per_second(seen, before.get(place), last_us)) for place, seen in self._seen.items()
@@ -191,7 +191,7 @@ class Looks:
 
 
 def _per_second(seen: LiveKey, before: LiveKey | None, last_us: int | None) -> float | None:
-    """Slots taken per second since the look before, in which the key may not have been in use."""
+    """Slots taken per second since the previous look, at which the key may not have been in use."""
     if last_us is None or not isinstance(seen.program, LeakyQueue):
         return None
     state = None
@@ -205,7 +205,7 @@ def _per_second(seen: LiveKey, before: LiveKey | None, last_us: int | None) -> f
 
 
 def _found(seen: LiveKey) -> str:
-    """The rate that a key has now, where that is found."""
+    """The rate that a key has now, if it is adaptive."""
     if not isinstance(seen.program, AdaptiveQueue):
         return ""
     _, _, _, _, _, *clock = seen.program.confirm(seen.state, seen.now_us)
@@ -213,7 +213,7 @@ def _found(seen: LiveKey) -> str:
 
 
 def _uses(seen: LiveKey) -> tuple[LimitUse, ...]:
-    """Of all that is limited beside a pace."""
+    """The use of all limits of a key other than its pace."""
     if seen.program is None:
         return ()
     if isinstance(seen.program, Concurrency):
@@ -236,14 +236,14 @@ _ORDERS: dict[str, Callable[[Row], Any]] = {
 _FRAME = 5
 """Lines of a page that are not rows: the headline, a gap, the columns' names and their rule, a last line."""
 _WIDEST_KEY = 40
-"""A key that is longer, as strangers may choose, is printed whole, and what follows it is out of line."""
+"""A longer key is printed whole, and the rest of its line is out of column: users may choose any key."""
 _CUT = {0: 1.0, 1: 0.3, 7: 0.25}
-"""The columns that are cut where there is no room for all, and the part of it that each gets at most."""
+"""The columns that are cut if not all fit, and the largest part of the room that each may take."""
 _LEAST = 6
 _GAP = 2
-"""So much lies between two columns."""
+"""The space between two columns."""
 _ROOM = {"calls/s": len("1,000.0"), "wait": len("59 min 59 s")}
-"""How wide columns are at least whose cells change in length all the time."""
+"""The least widths of columns whose cells often change in length."""
 
 
 @click.command()
@@ -311,13 +311,13 @@ def _headline(rows: Sequence[Row], store: str | None, more: str = "") -> Text:
 
 
 class Page:
-    """The table of a terminal, whose columns never get narrower, so that they do not jump."""
+    """The table on a terminal; its columns never get narrower, so that they do not jump."""
 
     def __init__(self) -> None:
         self._widths = [max(len(name), _ROOM.get(name, 0)) for name in COLUMNS]
 
     def table(self, rows: Iterable[Row], width: int) -> Table:
-        """A line for each key. Without room for all, names, limits and uses are cut, but not the waits."""
+        """A line for each key. If not all fits, keys, limits and uses are cut, but not the waits."""
         lines = [_cells(row) for row in rows]
         for line in lines:
             self._widths = [max(wide, len(cell)) for wide, cell in zip(self._widths, line, strict=True)]
@@ -331,19 +331,19 @@ class Page:
         for place, column in reversed([*zip(shown, made.columns, strict=True)]):
             wide = self._widths[place]
             if place in _CUT and room < 0:
-                # What the others leave is for the key, which comes last here.
+                # The key, which comes last here, gets what the other columns leave.
                 wide = min(wide, max(_LEAST, int(_CUT[place] * spare) if place else left))
                 left -= wide
             column.no_wrap, column.overflow, column.width = True, "ellipsis", wide
         return made
 
     def _room(self, width: int, shown: Sequence[int]) -> int:
-        """What these columns leave of a width; below 0 if they do not fit."""
+        """The width that is left beside these columns; below 0 if they do not fit."""
         return width - sum(self._widths[place] for place in shown) - _GAP * (len(shown) - 1)
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[str]:
-    """A line for each key, whole: to search in, and quick however many there are."""
+    """A line for each key, without cuts: fit for grep, and quick for any number of keys."""
     lines = [COLUMNS, *map(_cells, rows)]
     key, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths = [min(_WIDEST_KEY, key), *others]
