@@ -42,17 +42,15 @@ def test_gates_of_all_shards_keep_their_limits(store, name, keys):
 
 
 def test_shapers_of_all_shards_keep_their_grids(store, name, keys):
-    shaper = Shaper("10/s; 100/h", name=name, store=store, gates=[GCRA("1/h", 40)])
+    shaper = Shaper("1/min; 100/day", name=name, store=store, gates=[GCRA("1/h", 40)])
     slots = {key: [shaper.reserve(key) for _ in range(20)] for key in keys}
     for taken in slots.values():
         start = taken[0].grant.departs_at_us
-        assert [slot.grant.departs_at_us - start for slot in taken] == [
-            n * SECOND_US // 10 for n in range(20)
-        ]
+        assert [slot.grant.departs_at_us - start for slot in taken] == [n * 60 * SECOND_US for n in range(20)]
         assert taken[19].cancel()
         assert taken[19].grant.departs_at_us == shaper.reserve(taken[19].key).grant.departs_at_us
-    assert shaper.hold(60, key=keys[0]) > 59
-    assert shaper.reserve(keys[1]).delay < 10 < 50 < shaper.reserve(keys[0]).delay
+    assert shaper.hold(3_600, key=keys[0]) > 3_590
+    assert shaper.reserve(keys[1]).delay < 3_600 < shaper.reserve(keys[0]).delay
 
 
 COMPOSITES = {
@@ -117,11 +115,11 @@ async def test_asynchronous_callers_of_all_shards(servers, name, keys, anyio_bac
         await gate.areset(keys[2])
         assert [bool(decision) for decision in await gate.acheck_many(keys)] == [False, False, True]
 
-        shaper = Shaper("10/s", name=f"{name}-shaper", store=store)
+        shaper = Shaper("1/min", name=f"{name}-shaper", store=store)
         slots = [await shaper.areserve(key) for key in keys * 5]
         for number, key in enumerate(keys):
             due = [slot.grant.departs_at_us for slot in slots[number::SHARDS]]
-            assert [at - due[0] for at in due] == [n * SECOND_US // 10 for n in range(5)], key
+            assert [at - due[0] for at in due] == [n * 60 * SECOND_US for n in range(5)], key
         assert await slots[-1].acancel()
 
 
