@@ -1,10 +1,23 @@
 """Further limits when an operator changes the rate: waiting calls and those that come later keep them."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, Override, Quota, Rate, SlidingWindow, SlidingWindowLog, all_of
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    ManualClock,
+    Override,
+    Policy,
+    Quota,
+    Rate,
+    SlidingWindow,
+    SlidingWindowLog,
+    all_of,
+)
 from shapekit.algorithms.overrides import effective, overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import NOTICE_US, Grant, followed
@@ -199,3 +212,24 @@ def test_where_a_hold_of_an_operator_is_removed_who_waits_leaves_where_there_is_
     waiting = [followed(one, moves, own.constraints).due_us + shift for one in grants[8:]]
     leaves = {max(at, until) // minute - now // minute for at in waiting}
     assert leaves == ({1} if then == "unset" else {0})
+
+
+@pytest.mark.parametrize("rates", [("5/s",), ("500/s",), ("5/s", "50/s", "1/s")])
+@pytest.mark.parametrize("limit", [Quota("10/day"), FixedWindow(10, "1d")], ids=["quota", "window"])
+def test_who_waits_for_the_next_day_leaves_when_it_begins(limit, rates):
+    """By the ratio of the rates, they would leave in ten days, or in the day that is spent."""
+    day = 86_400
+    clock = ManualClock(day / 2)
+    policy = Policy("100/s", gates=(limit,), clock=clock)
+    for _ in range(10):
+        policy.shaper.reserve()
+    clock.advance(60)
+    waiting = [policy.shaper.reserve(max_wait="2d") for _ in range(5)]
+    for rate in rates:
+        policy.configure(rate)
+        leaves = [clock.now() + policy.shaper.remaining(slot) for slot in waiting]
+        waiting.append(policy.shaper.reserve(max_wait="2d"))
+        clock.advance(1)
+    interval = 1 / int(rates[-1].removesuffix("/s"))
+    assert leaves[0] == pytest.approx(day)
+    assert all(after - before > interval - 2e-6 for before, after in pairwise(leaves[:5]))

@@ -645,7 +645,7 @@ class LeakyQueue(WiredQueue):
             state = writer.stopped(state, now)
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = line_time(state, now), (shift, skew, now)
-        free, left, mark, changes, stands, (base, *_) = _opened(book, parts)
+        free, left, mark, changes, stands, (base, pauses) = _opened(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
@@ -659,16 +659,22 @@ class LeakyQueue(WiredQueue):
             return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
         pivot = at + max(0, NOTICE_US - max(0, until - now))
         if changes:
-            # Up to the pivot of the last change, calls are still as far apart as before that change.
-            _, last_pivot, *_ = changes[-1]
-            pivot = max(pivot, last_pivot)
+            # So long after the last change, calls are as far apart as before that one.
+            _, last_pivot, *_, last_at = changes[-1]
+            pivot = max(pivot, min(last_pivot, last_at + NOTICE_US))
+        # A pause that is longer than the dearest call makes is one until the next window or day.
+        longest = END_US if self.is_off else writer.slot_us * writer.max_cost
+        pauses = tuple([pause for pause in pauses if pause[1] - pause[0] > longest])
+        pivot = max([pivot, *(following for before, following in pauses if before <= pivot)])
         move = self._move(writer, generation, pivot, at)
         kept = self.constraints.adopt(parts, writer.constraints, last, ahead)
         kept = self.constraints.rescheduled(kept, last, move.instant, ahead)
         if parts or kept:
             free = NONE if kept else ()
         free, left = move.given_back(free, left)
-        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands, (base, ()))
+        pauses = tuple([(move.instant(before), move.instant(following)) for before, following in pauses])
+        pause = (base, pauses if kept else ())
+        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands, pause)
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:
