@@ -343,7 +343,7 @@ class AdaptiveQueue(LeakyQueue):
         kept = self._joined(after, anchor, virtual, law)
         held, told_at = wait > 0 or marked(line[6]) > now, (at, share)
         place = (generation, number, start, end, due, undo, told_at, None)
-        return kept, (True, wait, now + wait, held, None, cost, *place), self._lasts(kept, now), True
+        return kept, (True, wait, now + wait, held, None, cost, *place), self._life(kept, now), True
 
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
         """The state of the key: generation, 0, end of its hold, the time, its mark; then its clock."""
@@ -391,9 +391,6 @@ class AdaptiveQueue(LeakyQueue):
             after = (*after[:4], standing(after[4], (), ends), *after[5:])
         return after, (leaves_at, ends)
 
-    def _life(self, line: Any, now: int, skew: int) -> int:
-        return self._lasts(line, now)
-
     # holding
 
     def hold(
@@ -403,9 +400,11 @@ class AdaptiveQueue(LeakyQueue):
         if now + length <= anchor:
             return state, anchor - now, 0, False
         held = self._stopped(line, anchor, virtual, law, now, length)
-        return held, length, self._lasts(held, now), True
+        return held, length, self._life(held, now), True
 
-    def resume(self, state: Any, now: int, notice: int, skew: int = 0) -> tuple[Any, int, int, bool]:
+    def resume(
+        self, state: Any, now: int, notice: int, skew: int = 0, *, whatever_fits: bool = False
+    ) -> tuple[Any, int, int, bool]:
         known = self._remembered(state, now)
         if known is None:
             return state, 0, 0, False
@@ -414,7 +413,7 @@ class AdaptiveQueue(LeakyQueue):
         if anchor <= ends:
             return state, max(0, anchor - now), 0, False
         freed = cast("Steered", (*line, book, ends, virtual, law))
-        return freed, ends - now, self._lasts(freed, now), True
+        return freed, ends - now, self._life(freed, now), True
 
     def mark(
         self, state: Any, now: int, length: int, nonce: int, skew: int = 0
@@ -424,7 +423,7 @@ class AdaptiveQueue(LeakyQueue):
         if not is_new:
             return state, left, 0, False
         kept = self._joined(after, anchor, virtual, law)
-        return kept, left, self._lasts(kept, now), True
+        return kept, left, self._life(kept, now), True
 
     # learning
 
@@ -535,13 +534,13 @@ class AdaptiveQueue(LeakyQueue):
 
     def _remembered(self, state: Any, now: int) -> Steered | None:
         """The state, unless it is so old that it is forgotten."""
-        # It also lasts for KEPT_US after the anchor, where the rate has changed last.
-        forgotten = state is None or (state[5] + KEPT_US <= now and self._lasts(state, now) == 0)
+        # It lasts for as long after the anchor, which is where the rate has changed last.
+        forgotten = state is None or (state[5] + KEPT_US <= now and self._life(state, now) == 0)
         return None if forgotten else state
 
-    def _lasts(self, state: Steered, now: int) -> int:
+    def _life(self, line: Any, now: int, skew: int = 0) -> int:
         """How long from now on the state is kept."""
-        tail, _, _, _, book, anchor, virtual, law = state
+        tail, _, _, _, book, anchor, virtual, law = line
         until = real(anchor, virtual, present(law), -(-tail // self.q)) + KEPT_US
         if book and book[2] > until:
             until = book[2]
@@ -557,13 +556,11 @@ class AdaptiveQueue(LeakyQueue):
         if not is_new or line is None:
             return state, done, 0, False
         after = self._joined(line, *rest)
-        return after, done, self._lasts(after, now), True
+        return after, done, self._life(after, now), True
 
     def _stopped(self, line: Line, anchor: int, virtual: int, law: Law, now: int, length: int) -> Steered:
         at = shown(anchor, virtual, present(law), now)
-        # An idle queue must not send at once, when the hold ends, what it has saved.
-        idle = at * self.q + self.p * (self.burst - 1)
-        return self._joined((max(line[0], idle), *line[1:]), now + length, at, law)
+        return self._joined((max(line[0], self._idle(at)), *line[1:]), now + length, at, law)
 
     def _steered(
         self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int, share: int
@@ -573,7 +570,7 @@ class AdaptiveQueue(LeakyQueue):
             virtual = shown(anchor, virtual, present(before), now)
             anchor = max(now, anchor)
         state = self._joined(line, anchor, virtual, after)
-        return state, (share, present(after), max(0, anchor - now)), self._lasts(state, now), True
+        return state, (share, present(after), max(0, anchor - now)), self._life(state, now), True
 
 
 def _parted(state: Steered) -> tuple[Line, int, int, Law]:

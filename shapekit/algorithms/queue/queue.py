@@ -505,19 +505,14 @@ class LeakyQueue(WiredQueue):
         return (*_opened(book, parts)[:5], (base, pauses)), first
 
     def resume(
-        self, state: Line | None, now: int, notice: int, skew: int = 0
+        self, state: Line | None, now: int, notice: int, skew: int = 0, *, whatever_fits: bool = False
     ) -> tuple[Line | None, int, int, bool]:
         """End a hold `notice` from now, if it would last longer. Returns the hold's length from now.
 
-        If time stands still for a late call, it goes on doing so, or the next call would leave right behind
-        it. And calls that the hold has moved to a later window stay held if the earlier one has no room.
+        Time stands still for a late call until its end, or the next call would be next to it. And calls that
+        were put off to a later window stay held, unless `whatever_fits`, if the one in which they would leave
+        has no room for them.
         """
-        return self.resumed(state, now, notice, skew, whatever_fits=False)
-
-    def resumed(
-        self, state: Line | None, now: int, notice: int, skew: int, *, whatever_fits: bool
-    ) -> tuple[Line | None, int, int, bool]:
-        """`resume`; with `whatever_fits`, even if a window has no room for the waiting calls."""
         if state is None:
             return None, 0, 0, False
         tail, newest, generation, number, until, shift, book, parts = state
@@ -618,8 +613,7 @@ class LeakyQueue(WiredQueue):
         """
         _, _, generation, number, _, _, book, _ = line
         since = before[3] if before is not None and before[2] == generation else 0
-        words = book[1][2] if book else ()
-        settled = sum(word[0] == generation and word[2] > since for word in words)
+        settled = slots.settled_since(book[1], generation, since) if book else 0
         return None if settled == slots.MOST_SAID else max(0, number - since - settled)
 
     def decision(self, granted: Granted) -> Decision:
@@ -640,7 +634,7 @@ class LeakyQueue(WiredQueue):
         """
         if writer.is_held and not self.is_held:
             is_other = self.is_off or self.constraints != writer.constraints
-            state = writer.resumed(state, now, NOTICE_US, skew, whatever_fits=is_other)[0]
+            state = writer.resume(state, now, NOTICE_US, skew, whatever_fits=is_other)[0]
         if not self.constraints.algorithms:
             state = writer.stopped(state, now)
         tail, newest, generation, number, until, shift, book, parts = state
