@@ -770,9 +770,6 @@ class _Check(_Charging):
         decide: Callable[..., Any] = program.decide
         return decide
 
-    def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
-        return args
-
     def undone(self, args: tuple[Any, ...], answer: Decision) -> tuple[Undo, ...]:
         return ((REFUND, (args[0], answer.receipt)),) if answer.allowed else ()
 
