@@ -126,9 +126,8 @@ _TRAVEL = process.lock()
 def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:
     with _TRAVEL:
         limit = _TRAVELLED.pop(identity, None) or otherwise()
+        process.make_room(_TRAVELLED, _MOST_TRAVELLED)
         _TRAVELLED[identity] = limit
-        while len(_TRAVELLED) > _MOST_TRAVELLED:
-            process.forget_oldest(_TRAVELLED)
         return limit
 
 

@@ -142,8 +142,8 @@ class Changes:
         known = self._keys.get(group)
         if known is not None and (known.is_told or not is_older):
             return
-        if known is None and len(self._keys) >= MOST_CHANGING:
-            del self._keys[next(iter(self._keys))]
+        if known is None:
+            process.make_room(self._keys, MOST_CHANGING)
         if is_older and version:
             self._hasten(park, group, version)
         self._keys[group] = _Noted(shaper, version, is_older)

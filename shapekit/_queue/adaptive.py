@@ -57,8 +57,7 @@ class Tallies:
             first_us = left_us if first_us is None else min(first_us, left_us)
             tally = Tally(told_us, before + waited, first_us)
             is_time = not 0 <= now_us - told_us < PAUSE_US
-            if len(self._by_key) >= MOST_KEYS:
-                process.forget_oldest(self._by_key)
+            process.make_room(self._by_key, MOST_KEYS)
             self._by_key[key] = Tally(now_us) if is_time else tally
             return tally if is_time else None
 

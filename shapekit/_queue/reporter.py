@@ -109,8 +109,7 @@ class Budgets:
         with self._lock:
             known = self._keys.get(key)
             if known is None:
-                if len(self._keys) >= MOST_KEYS:
-                    process.forget_oldest(self._keys)
+                process.make_room(self._keys, MOST_KEYS)
                 self._keys[key] = _Watched(now)
             elif 0 <= now - known.looked_us < LOOK_US:
                 return False
@@ -171,8 +170,7 @@ class Accounts:
         with self._lock:
             now = self._clock.now_us()
             before, until = self._until_us.pop(key, now), now + length_us
-            if len(self._until_us) >= MOST_KEYS:
-                process.forget_oldest(self._until_us)
+            process.make_room(self._until_us, MOST_KEYS)
             self._until_us[key] = max(before, until)
         return until > before + SLACK_US
 
@@ -372,8 +370,7 @@ class Reporter:
             before = known.pop(key, now)
             if len(known) >= MOST_HOLDS:
                 known = {other: end for other, end in known.copy().items() if end > now}
-                if len(known) >= MOST_HOLDS:
-                    process.forget_oldest(known)
+                process.make_room(known, MOST_HOLDS)
                 self._held_until_us = known
             known[key] = until
         # The store keeps the longer hold, so a longer known one must have been ended elsewhere.

@@ -109,8 +109,7 @@ class Scopes:
         with self._lock:
             heard = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
             heard.pop((key, scope), None)
-            if len(heard) >= MOST_HOLDS:
-                process.forget_oldest(heard)
+            process.make_room(heard, MOST_HOLDS)
             heard[key, scope] = _Observed(until_us, now_us if is_own else 0)
             self._heard = heard
 

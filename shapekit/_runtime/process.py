@@ -105,9 +105,9 @@ def switches_at_calls() -> bool:
     return sys.implementation.name == "cpython" and has_lock()
 
 
-def forget_oldest(known: dict[Any, Any]) -> None:
-    """Remove the oldest entry. No call, where other code could run, lies between finding and removing it."""
-    for oldest in known:
+def make_room(known: dict[Any, Any], most: int) -> None:
+    """Of so many entries, or more, remove the one that was made first, whatever comes in between."""
+    for oldest in known if len(known) >= most else ():
         del known[oldest]
         return
 

@@ -103,8 +103,7 @@ class Incidents:
 
     def _keep(self, place: Place, incident: _Incident) -> None:
         self.known.pop(place, None)
-        if len(self.known) >= MOST_PLACES:
-            process.forget_oldest(self.known)  # the one that was quiet for longest
+        process.make_room(self.known, MOST_PLACES)  # of the one that was quiet for longest
         self.known[place] = incident
 
     def __reduce__(self) -> tuple[Any, ...]:
