@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.algorithms.base import Algorithm
@@ -176,7 +176,8 @@ class LLMBudget:
         for policy in self.policies.values():
             policy.shaper.core.budgets.percents = percents
         paced = self.policies.get("requests")
-        rates = [limit for limit in (requests, tokens, input_tokens, output_tokens) if _is_rate(limit)]
+        given = (requests, tokens, input_tokens, output_tokens)
+        rates = [limit for limit in given if limit is not None and not isinstance(limit, Algorithm)]
         periods_us = [rate.period_us for told in rates for rate in parse_rates(told)] or [60 * SECOND_US]
         soon_us = min(MOST_SOON_US, min(periods_us) // (2 * PARTS))
         is_shared = any(budget_limit.key is not None for budget_limit in budget_limits)
@@ -219,8 +220,7 @@ class LLMBudget:
         `asked` is how many tokens to reserve, or the arguments of the call as a dict. `model` names the model
         whose price applies, if the dict does not.
         """
-        told = {"max_wait": self._max_wait if max_wait is AS_CONFIGURED else max_wait, "timeout": timeout}
-        waits = {name: bound for name, bound in told.items() if bound is not None}
+        waits = self._max_wait if max_wait is AS_CONFIGURED else max_wait, timeout
         given = asked if isinstance(asked, Mapping) else None
         whose, reserved, price, learn_from = self._estimated(asked, key, model)
         return LLMCall(self._books, whose, reserved, waits, given, price, learn_from)
@@ -415,10 +415,6 @@ def _counted(
         return (SlidingWindow(rate.limit, span, buckets=PARTS + 1, conservative=True),)
     except ConfigError as error:
         raise error.within(field) from None
-
-
-def _is_rate(limit: RateLike | Algorithm[Any] | None) -> TypeGuard[RateLike]:
-    return limit is not None and not isinstance(limit, Algorithm)
 
 
 def _bound(part: str, gates: Sequence[Algorithm[Any]], capacity: int | None) -> str:

@@ -105,6 +105,10 @@ def never_ran(error: BaseException) -> bool:
     return never_sent(error)
 
 
+Waits: TypeAlias = tuple[Duration | None, Duration | None]
+"""The `max_wait` and the `timeout` of a call; None without a bound."""
+
+
 class Charge(NamedTuple):
     """What a call takes from one policy."""
 
@@ -123,21 +127,16 @@ class Charge(NamedTuple):
 class _PendingWait:
     """How long one call waits, for everything it takes together."""
 
-    def __init__(self, clock: Clock, key: str, policy: str, waits: dict[str, Duration]) -> None:
+    def __init__(self, clock: Clock, key: str, policy: str, waits: Waits) -> None:
         self._clock = clock
         self._key = key
         self._policy = policy
         self.began_us = clock.now_us()
-        self._max_wait_us = max_wait_us(waits.get("max_wait"))
-        self._timeout_us = timeout_us(waits.get("timeout"))
+        self._max_wait_us, self._timeout_us = max_wait_us(waits[0]), timeout_us(waits[1])
 
     @property
     def is_bounded(self) -> bool:
         return self._max_wait_us is not None or self._timeout_us is not None
-
-    @property
-    def waits_for_quotas(self) -> bool:
-        return self._max_wait_us is not None
 
     @property
     def waited_us(self) -> int:
@@ -188,7 +187,7 @@ class Line:
         self._freed = 0
 
     async def take(
-        self, driver: Driver, key: str, charges: Sequence[Charge], waits: dict[str, Duration]
+        self, driver: Driver, key: str, charges: Sequence[Charge], waits: Waits
     ) -> tuple[list[Reservation], int]:
         """A slot of each policy, all of which have come; and for how long the call stood in line.
 
@@ -339,7 +338,7 @@ class _Asking:
             error.decision = error.decision._replace(retry_after_us=delay_us - left_us)
             error.args = (error.decision, *error.args[1:])
             raise self._told(charge, error)
-        if not pending.waits_for_quotas and refused.decision.binding is not None:
+        if left_us is None and refused.decision.binding is not None:
             # A quota is spent: asked without a bound, it says until when.
             spent = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, None)
             if not spent:
@@ -510,7 +509,7 @@ class LLMCall:
         books: Books,
         key: str,
         reserved: TokenUsage,
-        waits: dict[str, Duration],
+        waits: Waits,
         asked: Mapping[str, Any] | None = None,
         price: Price | None = None,
         learn_from: Learn = None,
