@@ -140,10 +140,6 @@ class SlotHeader(NamedTuple):
             version=version_of(reservation.core),
         )
 
-    def entering(self, slot: float, **known: Any) -> Self:
-        """The header of a message that enters the pool, with what is known of it there alone."""
-        return self._replace(slot=slot, **known)
-
     @classmethod
     def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
         """A header for a message that enters the pool only to fail with this error."""

@@ -513,8 +513,8 @@ class Delivery:
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
             slot = time.monotonic() + remaining_s
             serializer = registry.type_to_name.get(self.message.content_type)
-            known = {"serializer": serializer, "is_for_all": is_for_all, "queue": self.queue}
-            self._carry(slot_header.entering(slot, **known))
+            known: dict[str, Any] = {"serializer": serializer, "is_for_all": is_for_all, "queue": self.queue}
+            self._carry(slot_header._replace(slot=slot, **known))
         self.start()
 
     def refuse(self, error: RateLimitedError) -> None:

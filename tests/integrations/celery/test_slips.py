@@ -18,7 +18,7 @@ def travelling(**more):
 
 
 def test_what_was_written_is_read():
-    slot_header = travelling(redelivered=True).entering(12.5)
+    slot_header = travelling(redelivered=True)._replace(slot=12.5)
     read = SlotHeader.of({**HEADERS, SLOT_HEADER: slot_header.text()})
     assert (read.attempt, read.slot, read.was_redelivered) == ("4711:2:0", 12.5, True)
     assert read.text() == slot_header.text()
@@ -75,7 +75,7 @@ def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
         )
 
     slot = policy.shaper.reserve()
-    slot_header = SlotHeader.travelling(HEADERS, slot).entering(time.monotonic())
+    slot_header = SlotHeader.travelling(HEADERS, slot)._replace(slot=time.monotonic())
     work.push_request(**HEADERS, **{SLOT_HEADER: slot_header.text()}, called_directly=False)
     try:
         assert work.run() == (True, True, 3, policy.shaper.core)
@@ -97,7 +97,7 @@ def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it(
 
     slot = Policy("10/s", name="gone").shaper.reserve()
     slot_header = SlotHeader.travelling(HEADERS, slot)
-    missed = {SLOT_HEADER: slot_header.entering(time.monotonic() - 60.0).text()}
+    missed = {SLOT_HEADER: slot_header._replace(slot=time.monotonic() - 60.0).text()}
     work.push_request(**HEADERS, **missed, headers=missed, called_directly=False)
     try:
         with pytest.raises(Ignore):
@@ -123,7 +123,7 @@ def test_a_task_that_is_interrupted_while_it_asks_about_the_slot_it_missed_gives
 
     slot_header = SlotHeader.travelling(HEADERS, policy.shaper.reserve())
     assert policy.shaper.forecast().first_in > 3_000
-    missed = {SLOT_HEADER: slot_header.entering(time.monotonic() - 3_000.0).text()}
+    missed = {SLOT_HEADER: slot_header._replace(slot=time.monotonic() - 3_000.0).text()}
     monkeypatch.setattr(type(policy.shaper.core), "coming", coming)
     work.push_request(**HEADERS, **missed, called_directly=False)
     try:
@@ -145,7 +145,7 @@ def test_a_task_that_comes_back_comes_to_its_own_queue_alone():
 
     exchange = Exchange("several", type="topic")
     slot_header = SlotHeader.travelling(HEADERS, Policy("10/s", name="several").shaper.reserve())
-    missed = {SLOT_HEADER: slot_header.entering(time.monotonic() - 60.0, queue="several-2").text()}
+    missed = {SLOT_HEADER: slot_header._replace(slot=time.monotonic() - 60.0, queue="several-2").text()}
     way = {"exchange": "several", "routing_key": "a.b"}
     with app.connection_for_read() as connection:
         queues = [
