@@ -196,7 +196,7 @@ def revived(text: str) -> Described:
             return program
     except ConfigError:
         raise
-    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
+    except (*MISFITS, RecursionError):
         """Not even the right shape."""
     raise ConfigError("description", text, "does not describe a program", _FIX)
 

@@ -250,9 +250,7 @@ class MemoryStore(Store):
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             with self._lock:
                 now = self.clock.now_us()
-                if settings.is_over(self.clock):
-                    settings.hear(settings.known.stored, self.clock.wall_us())
-                    self._renew()
+                self._drop_ended(settings)
                 for key in keys if settings.known.overrides else ():
                     other = settings.program(program, key)
                     if (error := beyond(operation, args, other, key, name)) is not None:
@@ -273,9 +271,7 @@ class MemoryStore(Store):
         settings = self.settings(name)
         with self._lock:
             self._check_open()
-            if settings.is_over(self.clock):
-                settings.hear(settings.known.stored, self.clock.wall_us())
-                self._renew()
+            self._drop_ended(settings)
             return self._stored.get(name, Stored())
 
     def all_overrides(self) -> dict[str, Stored]:
@@ -364,9 +360,7 @@ class MemoryStore(Store):
         def overridden(key: Any, now: int, args: tuple[Any, ...]) -> Callable[..., Any] | None:
             """What decides about a key instead, while limits of its name are overridden."""
             nonlocal known
-            if settings.is_over(clock):
-                settings.hear(settings.known.stored, clock.wall_us())
-                self._renew()
+            self._drop_ended(settings)
             if known is not settings.known:
                 # What was set before decides no more, and neither its programs nor their tables are kept.
                 others.clear()
@@ -447,6 +441,11 @@ class MemoryStore(Store):
             return outcome[1]
 
         return run
+
+    def _drop_ended(self, settings: Settings) -> None:
+        if settings.is_over(self.clock):
+            settings.hear(settings.known.stored, self.clock.wall_us())
+            self._renew()
 
     def _space(self, name: str, program: Program) -> _Space:
         kind, space = self._spaces.setdefault(name, (program.kind, {}))
