@@ -46,6 +46,7 @@ __all__ = ["Algorithm", "Operation", "Outcome"]
 
 
 S = TypeVar("S")
+A = TypeVar("A")
 T = TypeVar("T", bound=Callable[..., Any])
 
 _new = tuple.__new__
@@ -72,7 +73,9 @@ class Outcome(NamedTuple, Generic[S]):
     """Whether to store the state; if false, nothing changed."""
 
 
-Decided: TypeAlias = tuple[S | None, Decision, int, bool]
+Stepped: TypeAlias = tuple[S, A, int, bool]
+"""What an operation returns: the new state, its answer, how long the state lives, and whether to store it."""
+Decided: TypeAlias = Stepped[S | None, Decision]
 """An Outcome without names, as the hot path returns it."""
 Bounds: TypeAlias = Callable[[int], tuple[int, int]]
 """When the period of an instant begins and ends."""

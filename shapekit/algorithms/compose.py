@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US, Algorithm, Bounds, Decided, Leaf, Outcome, Shift
+from shapekit.algorithms.base import NEVER_US, Algorithm, Bounds, Decided, Leaf, Outcome, Shift, Stepped
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Forecast, Receipt
@@ -265,7 +265,7 @@ class Composite(Algorithm[States]):
     def _charged(
         self, state: States | None, pays: Sequence[bool], now: int, due: int, cost: int, skew: int
     ) -> Decided[States]:
-        outcomes: list[Decided[Any] | tuple[Any, None, int, bool]] = []
+        outcomes: list[Decided[Any] | Stepped[Any, None]] = []
         for part, before, paying in zip(self.parts, state or self._cold, pays, strict=True):
             if paying:
                 outcomes.append(part.charge(before, now, due, cost, skew))

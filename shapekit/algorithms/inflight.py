@@ -28,7 +28,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import Moment, Operation, Undo, as_tuple, share_of
+from shapekit.algorithms.base import Moment, Operation, Stepped, Undo, as_tuple, share_of
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, Value, duration_us, whole
 
 __all__ = ["Concurrency"]
@@ -177,7 +177,7 @@ class Concurrency(Value):
 
     def enter(
         self, state: Room | None, now: int, owner: int, number: int, may_wait: int, skew: int = 0
-    ) -> tuple[Room | None, tuple[int, int], int, bool]:
+    ) -> Stepped[Room | None, tuple[int, int]]:
         """Take a permit, else a position in line if it `may_wait`, else nothing. A repeated call changes
         nothing.
 
@@ -199,13 +199,13 @@ class Concurrency(Value):
 
     def watch(
         self, state: Room | None, now: int, owner: int, skew: int = 0
-    ) -> tuple[Room | None, PermitAnswer, int, bool]:
-        """Return which of the owner's calls hold a permit now."""
+    ) -> Stepped[Room | None, PermitAnswer]:
+        """Return which of the owner's calls hold a permit by now."""
         return self._told(state, self._settled(state, now), now, owner)
 
     def leave(
         self, state: Room | None, now: int, owner: int, number: int, skew: int = 0
-    ) -> tuple[Room | None, PermitAnswer, int, bool]:
+    ) -> Stepped[Room | None, PermitAnswer]:
         """Give back a permit or a place in line; too late or again, it does nothing. Returns as `watch`."""
         time, owners, permits, line = self._settled(state, now)
         room = (time, owners, without(permits, owner, number), without(line, owner, number))
@@ -213,7 +213,7 @@ class Concurrency(Value):
 
     def keep(
         self, state: Room | None, now: int, owner: int, upto: int, numbers: Iterable[int], skew: int = 0
-    ) -> tuple[Room | None, PermitAnswer, int, bool]:
+    ) -> Stepped[Room | None, PermitAnswer]:
         """Renew the owner's lease; its calls up to `upto` that are not among `numbers` are over. Returns as
         `watch`.
         """
@@ -299,8 +299,8 @@ class Concurrency(Value):
 
     def _told(
         self, before: Room | None, after: Room, now: int, owner: int
-    ) -> tuple[Room | None, PermitAnswer, int, bool]:
-        """The answer for an owner, which is dropped if it has no calls; only a changed state is stored."""
+    ) -> Stepped[Room | None, PermitAnswer]:
+        """The answer for an owner that took nothing. The state is stored only if permits or line changed."""
         time, owners, permits, line = after
         present = {one for one, _, _ in (*permits, *line)}
         owners = tuple([one for one in owners if one[0] in present])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypedDict, cast
 
-from shapekit.algorithms.base import Algorithm, windowed
+from shapekit.algorithms.base import Algorithm, Stepped, windowed
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
@@ -391,13 +391,13 @@ class _Overridden(LeakyQueue):
     __slots__ = ()
     is_set: ClassVar[bool] = True
 
-    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
-        """`reserve` of the base; the answer names this queue."""
+    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> Stepped[Any, Granted]:
+        """`reserve` of any queue; its answer names this one."""
         before = self._held(state, now, asked[2]) if self.is_held else state
         after, granted, life, is_taken = super().reserve(before, now, asked, skew)
         return after if is_taken else state, Grant(*granted)._replace(queue=self), life, is_taken
 
-    def follow(self, state: Any, now: int, skew: int = 0) -> tuple[Any, tuple[Any, ...], int, bool]:
+    def follow(self, state: Any, now: int, skew: int = 0) -> Stepped[Any, tuple[Any, ...]]:
         is_held = self.is_held and self.confirm(state, now)[0] != UNKNOWN
         return super().follow(self._held(state, now, 0) if is_held else state, now, skew)
 

@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias, cast
 
-from shapekit.algorithms.base import END_US, Moment, Operation, slowed
+from shapekit.algorithms.base import END_US, Moment, Operation, Stepped, slowed
 from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
@@ -324,7 +324,7 @@ class AdaptiveQueue(LeakyQueue):
 
     # reserving
 
-    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
+    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> Stepped[Any, Granted]:
         cost, max_wait, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
         share = present(law)
@@ -353,7 +353,7 @@ class AdaptiveQueue(LeakyQueue):
         _, _, generation, _, book, anchor, virtual, law = known
         return generation, 0, anchor, now, marked(book), virtual, present(law)
 
-    def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
+    def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> Stepped[Any, bool]:
         known = self._remembered(state, now)
         if known is None:
             return state, False, 0, False
@@ -362,9 +362,7 @@ class AdaptiveQueue(LeakyQueue):
         after, done, _, changed = self.grid.cancel(line, at, grant._replace(receipts=()))
         return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
 
-    def settle(
-        self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0
-    ) -> tuple[Any, int, int, bool]:
+    def settle(self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0) -> Stepped[Any, int]:
         grant, actual, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
         at = shown(anchor, virtual, present(law), now)
@@ -393,9 +391,7 @@ class AdaptiveQueue(LeakyQueue):
 
     # holding
 
-    def hold(
-        self, state: Any, now: int, length: int, nonce: int, skew: int = 0
-    ) -> tuple[Any, int, int, bool]:
+    def hold(self, state: Any, now: int, length: int, nonce: int, skew: int = 0) -> Stepped[Any, int]:
         line, anchor, virtual, law = self._known(state, now, nonce)
         if now + length <= anchor:
             return state, anchor - now, 0, False
@@ -404,7 +400,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def resume(
         self, state: Any, now: int, notice: int, skew: int = 0, *, whatever_fits: bool = False
-    ) -> tuple[Any, int, int, bool]:
+    ) -> Stepped[Any, int]:
         known = self._remembered(state, now)
         if known is None:
             return state, 0, 0, False
@@ -415,9 +411,7 @@ class AdaptiveQueue(LeakyQueue):
         freed = cast("Steered", (*line, book, ends, virtual, law))
         return freed, ends - now, self._life(freed, now), True
 
-    def mark(
-        self, state: Any, now: int, length: int, nonce: int, skew: int = 0
-    ) -> tuple[Any, int, int, bool]:
+    def mark(self, state: Any, now: int, length: int, nonce: int, skew: int = 0) -> Stepped[Any, int]:
         line, anchor, virtual, law = self._known(state, now, nonce)
         after, left, _, is_new = self.grid.mark(line, now, length, nonce)
         if not is_new:
@@ -429,7 +423,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def throttled(
         self, state: Any, now: int, age: int, length: int, nonce: int, skew: int = 0
-    ) -> tuple[Any, Learned, int, bool]:
+    ) -> Stepped[Any, Learned]:
         """A call that left `age` ago was refused: lower the rate, once per incident, and hold the key."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         before = present(law)
@@ -440,7 +434,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def succeeded(
         self, state: Any, now: int, count: int, age: int, nonce: int, skew: int = 0
-    ) -> tuple[Any, Learned, int, bool]:
+    ) -> Stepped[Any, Learned]:
         """Calls succeeded, the first of which left `age` ago and `count` of which had to wait: raise the
         rate.
         """
@@ -450,8 +444,8 @@ class AdaptiveQueue(LeakyQueue):
 
     def stated(
         self, state: Any, now: int, share: int, age: int, nonce: int, skew: int = 0
-    ) -> tuple[Any, Learned, int, bool]:
-        """The response to a call that left `age` ago states the highest rate that the server allows."""
+    ) -> Stepped[Any, Learned]:
+        """The answer to a call that left `age` ago states the highest rate that the server allows."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         after = after_statement(law, share, now - age)
         return self._steered(line, anchor, virtual, law, after, now, present(law))
@@ -552,7 +546,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def _changed(
         self, state: Any, now: int, line: Line | None, rest: tuple[int, int, Law], done: Any, *, is_new: bool
-    ) -> tuple[Any, Any, int, bool]:
+    ) -> Stepped[Any, Any]:
         if not is_new or line is None:
             return state, done, 0, False
         after = self._joined(line, *rest)
@@ -564,7 +558,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def _steered(
         self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int, share: int
-    ) -> tuple[Any, Learned, int, bool]:
+    ) -> Stepped[Any, Learned]:
         """The state with the clock at the law's speed, from now on or from the end of the hold."""
         if present(after) != present(before):
             virtual = shown(anchor, virtual, present(before), now)

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import END_US, NEVER_US, Algorithm, Leaf, Shift, slowed
+from shapekit.algorithms.base import END_US, NEVER_US, Algorithm, Leaf, Shift, Stepped, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
@@ -138,7 +138,7 @@ class LeakyQueue(WiredQueue):
 
     def reserve(
         self, state: Line | None, now: int, asked: Asked, skew: int = 0
-    ) -> tuple[Line | None, Granted, int, bool]:
+    ) -> Stepped[Line | None, Granted]:
         """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing.
 
         Without a `max_wait`, an exhausted quota refuses the call; with one, the call waits for the quota as
@@ -199,10 +199,8 @@ class LeakyQueue(WiredQueue):
             return UNKNOWN, 0, 0, now, 0
         return state[2], state[5], state[4], now, marked(state[6])
 
-    def cancel(
-        self, state: Line | None, now: int, grant: Grant, skew: int = 0
-    ) -> tuple[Line | None, bool, int, bool]:
-        """Give back a slot that was not used. Does nothing after its departure, or a second time."""
+    def cancel(self, state: Line | None, now: int, grant: Grant, skew: int = 0) -> Stepped[Line | None, bool]:
+        """Give back a place that was not used; too late or again, this does nothing."""
         if state is None or state[2] != grant.generation or not grant.cost:
             return state, False, 0, False
         at = line_time(state, now)
@@ -243,8 +241,8 @@ class LeakyQueue(WiredQueue):
 
     def settle(
         self, state: Line | None, now: int, asked: tuple[Grant, int, int], skew: int = 0
-    ) -> tuple[Line | None, int, int, bool]:
-        """Correct the cost of a call to the actual one: charge the difference, or give it back.
+    ) -> Stepped[Line | None, int]:
+        """Correct the cost of a call to what it turned out to be: charge the difference, or give it back.
 
         Returns the slot's new number, for later operations on it; 0 if nothing was done.
         """
@@ -307,8 +305,8 @@ class LeakyQueue(WiredQueue):
 
     def late(
         self, state: Line | None, now: int, calls: Sequence[Late], skew: int = 0
-    ) -> tuple[Line | None, tuple[Moved, ...], int, bool]:
-        """Let calls leave that missed their slots by more than the grace, and move the line behind them.
+    ) -> Stepped[Line | None, tuple[Moved, ...]]:
+        """Let calls leave that are later than their slots by more than the grace: move the line behind them.
 
         Each late call takes the next slot, and every call that has not left yet moves back by one. So calls
         stay as far apart as before, and the lost time is not made up.
@@ -402,7 +400,7 @@ class LeakyQueue(WiredQueue):
 
     def reserve_many(
         self, state: Any, now: int, asked: Sequence[Asked], further: Further, skew: int = 0
-    ) -> tuple[Any, tuple[Confirmed, tuple[Grant, ...]], int, bool]:
+    ) -> Stepped[Any, tuple[Confirmed, tuple[Grant, ...]]]:
         """A slot or a refusal for each call, in order, and then further slots of cost 1.
 
         The further slots stop before the first one that is refused, or would depart more than the span after
@@ -427,9 +425,7 @@ class LeakyQueue(WiredQueue):
                 within = answers[-1].wait_us + span
         return state, (self.confirm(state, now, skew), tuple(answers)), life, persists
 
-    def cancel_many(
-        self, state: Any, now: int, grants: Sequence[Grant], skew: int = 0
-    ) -> tuple[Any, int, int, bool]:
+    def cancel_many(self, state: Any, now: int, grants: Sequence[Grant], skew: int = 0) -> Stepped[Any, int]:
         """Give back unused slots, from the last to the first, so that the tail retracts over them.
 
         A slot that has passed keeps its place but is settled at a cost of 0. Returns how many were given
@@ -463,7 +459,7 @@ class LeakyQueue(WiredQueue):
 
     def hold(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
-    ) -> tuple[Line, int, int, bool]:
+    ) -> Stepped[Line, int]:
         """Hold departures until `now + length`; a longer hold stays. Returns the hold's length from now."""
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
@@ -506,7 +502,7 @@ class LeakyQueue(WiredQueue):
 
     def resume(
         self, state: Line | None, now: int, notice: int, skew: int = 0, *, whatever_fits: bool = False
-    ) -> tuple[Line | None, int, int, bool]:
+    ) -> Stepped[Line | None, int]:
         """End a hold `notice` from now, if it would last longer. Returns the hold's length from now.
 
         Time stands still for a late call until its end, or the next call would be next to it. And calls that
@@ -533,7 +529,7 @@ class LeakyQueue(WiredQueue):
 
     def mark(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
-    ) -> tuple[Line, int, int, bool]:
+    ) -> Stepped[Line, int]:
         """Mark the key because a part of it is held; a longer mark stays. Returns the mark's length."""
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         mark = marked(line[6])
@@ -689,10 +685,8 @@ class LeakyQueue(WiredQueue):
             before, since, bursts = (writer.q, writer.q), (self.q, self.q), (1, 1)
         return Move(generation, pivot, *before, *since, *bursts, at)
 
-    def follow(
-        self, state: Line | None, now: int, skew: int = 0
-    ) -> tuple[Line | None, tuple[Any, ...], int, bool]:
-        """`confirm`, then how waiting calls have moved, and this queue. Stores the line if it was adopted."""
+    def follow(self, state: Line | None, now: int, skew: int = 0) -> Stepped[Line | None, tuple[Any, ...]]:
+        """`confirm`, and how waiting calls have moved; then whose numbers that are. Keeps what is adopted."""
         if state is None:
             return None, (*self.confirm(None, now), (), self), 0, False
         told = (*self.confirm(state, now), self._changes(state), self)
@@ -735,10 +729,8 @@ class LeakyQueue(WiredQueue):
                 dues.append(Grant(*granted).due_us)
         return dues[0] + shift - now, max(dues) + shift - now
 
-    def _reserve_marked(
-        self, line: Line, now: int, asked: Asked, skew: int
-    ) -> tuple[Line | None, Granted, int, bool]:
-        """`reserve` on a marked key: keeps the mark; the answer is `held`, so the caller checks the part."""
+    def _reserve_marked(self, line: Line, now: int, asked: Asked, skew: int) -> Stepped[Line | None, Granted]:
+        """`reserve` on a marked key: keeps the mark, and tells the caller to check further."""
         mark = marked(line[6])
         after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
         told = Grant(*granted)._replace(held=True)
@@ -748,7 +740,7 @@ class LeakyQueue(WiredQueue):
 
     def _reserve_under(
         self, line: Line, now: int, asked: Asked, skew: int, on_grid: int
-    ) -> tuple[Line, Granted, int, bool]:
+    ) -> Stepped[Line, Granted]:
         """`reserve` under constraints, which may move the departure off the grid."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
@@ -835,10 +827,8 @@ class LeakyQueue(WiredQueue):
             free = slots.gaps_after(free, at * self.q)
         return tail, newest, generation, number, until, shift, (free, *book[1:]), parts
 
-    def _moved_in(
-        self, line: Line, now: int, asked: Asked, skew: int
-    ) -> tuple[Line, Granted, int, bool] | None:
-        """Give a newcomer a place that was given back; None if no place fits."""
+    def _moved_in(self, line: Line, now: int, asked: Asked, skew: int) -> Stepped[Line, Granted] | None:
+        """Give a newcomer a place that was given back; None if none suits."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
