@@ -279,12 +279,11 @@ function AdaptiveQueue:throttled(s, now, skew, age, length, nonce)
     whole("age", age, 0, LONGEST)
     whole("length", length, 0, LONGEST)
     local line, anchor, virtual, law = self:known(s, now, nonce)
-    local before = Aimd.present(law)
     if length > 0 and now + length > anchor then
         line, anchor, virtual, law = parted(self:stopped(line, anchor, virtual, law, now, length))
     end
     local after = Aimd.after_refusal(law, now, now - age, anchor, self.least)
-    return self:steered(line, anchor, virtual, law, after, now, before)
+    return self:steered(line, anchor, virtual, law, after, now)
 end
 
 function AdaptiveQueue:succeeded(s, now, skew, count, age, nonce)
@@ -292,7 +291,7 @@ function AdaptiveQueue:succeeded(s, now, skew, count, age, nonce)
     whole("age", age, 0, LONGEST)
     local line, anchor, virtual, law = self:known(s, now, nonce)
     local after = Aimd.after_success(law, now, count, now - age)
-    return self:steered(line, anchor, virtual, law, after, now, Aimd.present(law))
+    return self:steered(line, anchor, virtual, law, after, now)
 end
 
 function AdaptiveQueue:stated(s, now, skew, share, age, nonce)
@@ -300,7 +299,7 @@ function AdaptiveQueue:stated(s, now, skew, share, age, nonce)
     whole("age", age, 0, LONGEST)
     local line, anchor, virtual, law = self:known(s, now, nonce)
     local after = Aimd.after_statement(law, share, now - age)
-    return self:steered(line, anchor, virtual, law, after, now, Aimd.present(law))
+    return self:steered(line, anchor, virtual, law, after, now)
 end
 
 -- inside
@@ -338,14 +337,14 @@ function AdaptiveQueue:stopped(line, anchor, virtual, law, now, length)
 end
 
 -- The state with the clock at the law's speed, from now on or from the end of the hold.
-function AdaptiveQueue:steered(line, anchor, virtual, before, after, now, share)
+function AdaptiveQueue:steered(line, anchor, virtual, before, after, now)
     local runs, was = Aimd.present(after), Aimd.present(before)
     if runs ~= was then
         virtual = Tempo.shown(anchor, virtual, was, now)
         anchor = math.max(now, anchor)
     end
     local state = joined(line, anchor, virtual, after)
-    return state, {share, runs, math.max(0, anchor - now)}, self:lasts(state, now), true
+    return state, {was, runs, math.max(0, anchor - now)}, self:lasts(state, now), true
 end
 
 end

@@ -426,11 +426,10 @@ class AdaptiveQueue(LeakyQueue):
     ) -> Stepped[Any, Learned]:
         """A call that left `age` ago was refused: lower the rate, once per incident, and hold the key."""
         line, anchor, virtual, law = self._known(state, now, nonce)
-        before = present(law)
         if length and now + length > anchor:
             line, anchor, virtual, law = _parted(self._stopped(line, anchor, virtual, law, now, length))
         after = after_refusal(law, now, now - age, anchor, self.least)
-        return self._steered(line, anchor, virtual, law, after, now, before)
+        return self._steered(line, anchor, virtual, law, after, now)
 
     def succeeded(
         self, state: Any, now: int, count: int, age: int, nonce: int, skew: int = 0
@@ -440,7 +439,7 @@ class AdaptiveQueue(LeakyQueue):
         """
         line, anchor, virtual, law = self._known(state, now, nonce)
         after = after_success(law, now, count, now - age)
-        return self._steered(line, anchor, virtual, law, after, now, present(law))
+        return self._steered(line, anchor, virtual, law, after, now)
 
     def stated(
         self, state: Any, now: int, share: int, age: int, nonce: int, skew: int = 0
@@ -448,7 +447,7 @@ class AdaptiveQueue(LeakyQueue):
         """The answer to a call that left `age` ago states the highest rate that the server allows."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         after = after_statement(law, share, now - age)
-        return self._steered(line, anchor, virtual, law, after, now, present(law))
+        return self._steered(line, anchor, virtual, law, after, now)
 
     # looking
 
@@ -557,14 +556,15 @@ class AdaptiveQueue(LeakyQueue):
         return self._joined((max(line[0], self._idle(at)), *line[1:]), now + length, at, law)
 
     def _steered(
-        self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int, share: int
+        self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int
     ) -> Stepped[Any, Learned]:
         """The state with the clock at the law's speed, from now on or from the end of the hold."""
-        if present(after) != present(before):
-            virtual = shown(anchor, virtual, present(before), now)
+        was, runs = present(before), present(after)
+        if runs != was:
+            virtual = shown(anchor, virtual, was, now)
             anchor = max(now, anchor)
         state = self._joined(line, anchor, virtual, after)
-        return state, (share, present(after), max(0, anchor - now)), self._life(state, now), True
+        return state, (was, runs, max(0, anchor - now)), self._life(state, now), True
 
 
 def _parted(state: Steered) -> tuple[Line, int, int, Law]:
