@@ -52,21 +52,12 @@ from shapekit.algorithms.queue.queue import (
     LeakyQueue,
     Line,
     marked,
+    opened_book,
     standing,
     stands_until,
     unused,
 )
-from shapekit.algorithms.queue.slots import (
-    MOST_MOVES,
-    NO_PAUSES,
-    NOTHING_GONE,
-    NOTICE_US,
-    Asked,
-    Grant,
-    Granted,
-    Move,
-    Moves,
-)
+from shapekit.algorithms.queue.slots import MOST_MOVES, NOTICE_US, Asked, Grant, Granted, Move, Moves
 from shapekit.algorithms.queue.wire import REFUSED, UNKNOWN, Late, Moved
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError
@@ -503,7 +494,7 @@ class AdaptiveQueue(LeakyQueue):
         if (self.is_set or writer.is_set) and tail > virtual * writer.q:
             numbers = (writer.p, writer.q, self.p, self.q, writer.burst, self.burst)
             move = Move(generation, virtual, *numbers, virtual)
-            free, left, mark, changes, stands, pauses = book or ((), NOTHING_GONE, 0, (), 0, NO_PAUSES)
+            free, left, mark, changes, stands, pauses = opened_book(book, ())
             free, left = move.given_back(free, left)
             opened = (free, left, mark, (*changes, move)[-MOST_MOVES:], stands, pauses)
             placed = (move.place(tail), move.instant(newest), generation + 1, number, opened)

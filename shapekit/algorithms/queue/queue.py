@@ -206,7 +206,7 @@ class LeakyQueue(WiredQueue):
         at = line_time(state, now)
         line = self._swept(state, at, now, skew)
         tail, newest, generation, number, until, shift, book, parts = line
-        free, before, mark, changes, stands_until, pause = _opened(book, parts)
+        free, before, mark, changes, stands_until, pause = opened_book(book, parts)
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew, now)
         if grant.due_us < at or left is None:
             return state, False, 0, False
@@ -250,7 +250,7 @@ class LeakyQueue(WiredQueue):
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = line_time(line, now)
-        free, left, mark, changes, stands_until, pause = _opened(book, parts)
+        free, left, mark, changes, stands_until, pause = opened_book(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or slots.is_gone(left, follows, grant.due_us):
@@ -498,7 +498,7 @@ class LeakyQueue(WiredQueue):
         else:
             first = max([rigid, *(following for left, following in pauses if left < at)])
         base = base if held else shift if first > rigid else -1
-        return (*_opened(book, parts)[:5], (base, pauses)), first
+        return (*opened_book(book, parts)[:5], (base, pauses)), first
 
     def resume(
         self, state: Line | None, now: int, notice: int, skew: int = 0, *, whatever_fits: bool = False
@@ -635,7 +635,7 @@ class LeakyQueue(WiredQueue):
             state = writer.stopped(state, now)
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = line_time(state, now), (shift, skew, now)
-        free, left, mark, changes, stands, (base, pauses) = _opened(book, parts)
+        free, left, mark, changes, stands, (base, pauses) = opened_book(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
@@ -780,7 +780,7 @@ class LeakyQueue(WiredQueue):
             pauses.append((newest, due))
         if len(pauses) > slots.MOST_PAUSES:
             pauses.remove(min(reversed(pauses), key=lambda pause: pause[1] - pause[0]))
-        return (*_opened(book, parts)[:5], (base, tuple(pauses))) if pauses or before else book
+        return (*opened_book(book, parts)[:5], (base, tuple(pauses))) if pauses or before else book
 
     def _tail_at(self, line: Line, now: int) -> int:
         """The tail for a newcomer. If the last hold has moved no call, the line's saved burst is taken away
@@ -833,7 +833,7 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
         at = line_time(line, now)
-        book = _opened(book, parts)
+        book = opened_book(book, parts)
         free = book[0]
         if parts:
             given = self.places.first(free, cost)
@@ -884,13 +884,14 @@ def _with_base(book: Book, base: int) -> Book:
     return (*book[:5], (base, *book[5][1:])) if book else book
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int, slots.Pauses]:
+def opened_book(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int, slots.Pauses]:
+    """The book of a line, or an empty one."""
     return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0, slots.NO_PAUSES)
 
 
 def standing(book: Book, parts: States, until: int) -> Book:
-    """The book of a line whose time stands still for a late call: no hold can be ended before that."""
-    return (*_opened(book, parts)[:4], until, paused(book))
+    """The book of a line whose time stands still for a late call: no hold is ended sooner."""
+    return (*opened_book(book, parts)[:4], until, paused(book))
 
 
 def stands_until(book: Book) -> int:
@@ -910,7 +911,7 @@ def marked(book: Book) -> int:
 
 def _remarked(line: Line, mark: int) -> Line:
     tail, newest, generation, number, until, shift, book, parts = line
-    book = _opened(book, parts)
+    book = opened_book(book, parts)
     book = (*book[:2], mark, *book[3:])
     return tail, newest, generation, number, until, shift, book, parts
 
@@ -920,4 +921,4 @@ def unused(book: Book, parts: States) -> Book:
     base = paused(book)[0]
     if not book or not (book[2] or book[4] or base >= 0):
         return ()
-    return (*_opened((), parts)[:2], book[2], (), book[4], (base, ()))
+    return (*opened_book((), parts)[:2], book[2], (), book[4], (base, ()))
