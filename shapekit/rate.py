@@ -77,6 +77,7 @@ _RATE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _COUNTED = re.compile(rf"\s*({COUNT})\s*([a-zµ]*)\s*((?:/|\bper\b).*?)?\s*", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"([kKmM]?)i?(?:[Bb]|[Bb]its?|[Bb]ytes?)")
 _WRONG_JOINTS = re.compile(r"[,&+|\n]|\band\b")
 _LONGEST_TEXT = 200
 
@@ -363,8 +364,10 @@ def _wrong_rate(text: str) -> tuple[str, str]:
     """What is wrong with a text that is no rate, and what was probably meant."""
     if match := _COUNTED.fullmatch(text):
         count, what, per = match.groups()
-        meant = f"{count}{per}" if per and per[0] == "/" else f"{count} {per}"
-        if per and len(what) > 1 and _RATE.fullmatch(meant):
+        size = _SIZE.fullmatch(what)
+        prefix = size[1] if size else ""  # "1 MB/s" is a million a second, not one
+        meant = f"{count}{prefix}{per}" if per and per[0] == "/" else f"{count}{prefix} {per}"
+        if per and (size or len(what) > 1) and _RATE.fullmatch(meant):
             return f"has a word too many, {shortened(what)}", f'write "{meant}"'
         if not per and not what:
             return "does not say in which time", f'write "{count}/s", or another unit of time'

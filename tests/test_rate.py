@@ -388,6 +388,9 @@ def test_whole_names_its_bounds(refused, value, least, most):
         ("0.5", 'write "0.5/s", or another unit of time'),
         ("10 s", '"1 per 10 s", or "10/s"'),
         ("10 requests/s", 'write "10/s"'),
+        ("1 MB/s", 'write "1M/s"'),  # "1/s" would be a millionth of it
+        ("1MB/s", 'write "1M/s"'),
+        ("64 KiB per min", 'write "64K per min"'),
         ("10 calls per 2 s", 'write "10 per 2 s"'),
         ("10/s, 100/min", 'write "10/s; 100/min"'),
         ("10/s and 100/min burst 5", 'write "10/s; 100/min burst 5"'),
@@ -408,7 +411,7 @@ def test_a_wrong_spelling_is_answered_by_the_right_one(wrong, fix):
     assert parse_rates(right)
 
 
-@pytest.mark.parametrize("wrong", ["10m/s", "10/s,", "10/", "x", "", [], "10rps", "k" * 300])
+@pytest.mark.parametrize("wrong", ["10m/s", "1 mb/s", "10/s,", "10/", "x", "", [], "10rps", "k" * 300])
 def test_what_cannot_be_guessed_gets_examples(wrong):
     with pytest.raises(ConfigError, match='such as 10, "10/s"'):
         parse_rates(wrong)
