@@ -212,7 +212,10 @@ class Policy:
         return Feedback() if isinstance(spec, str) else Feedback(spec)
 
     def forecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
-        """When `calls` more calls would leave, if all were made now and no others were."""
+        """When `calls` more calls will have left, if they came now and no others did.
+
+        Waits for a permit of `concurrency` are not foreseen.
+        """
         return self.shaper.forecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
     async def aforecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
@@ -446,8 +449,9 @@ class Admission:
     def settle(self, actual: int) -> bool:
         """Correct the cost of the call once it is known; returns whether it was changed.
 
-        The difference is charged, or given back to calls that have no slot yet; waiting calls keep theirs.
-        May be repeated as more becomes known: the last cost counts.
+        What is given back goes to calls that have no slot yet; waiting calls keep theirs, and while any wait,
+        a rate or a bucket gives little or nothing back. May be repeated as more becomes known: the last cost
+        counts.
         """
         return run(self._settle, actual)
 
