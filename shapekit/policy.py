@@ -326,7 +326,7 @@ class Policy:
         return len(before) > len(after)
 
     def close(self) -> None:
-        """Wake all waiting calls; close the store if this policy made it."""
+        """Wake all waiting calls; close the store if this policy made it: then they give back no slots."""
         self.shaper.close()
 
     async def aclose(self) -> None:

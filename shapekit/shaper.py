@@ -341,7 +341,10 @@ class Shaper:
         return self.core.reporter.listeners.add(listener)
 
     def close(self) -> None:
-        """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it."""
+        """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it.
+
+        Of a store that is closed, waiting calls give back no slots.
+        """
         run(self.core.close, self._owned)
 
     async def aclose(self) -> None:
