@@ -1,4 +1,4 @@
-"""Where states live: one primitive, several places; and which of them an argument means."""
+"""Stores: where the states of limits are kept. `open_store` makes one from a URL or a path."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ StoreLike: TypeAlias = "Store | str | PathLike[str]"
 
 REDIS = ("redis://", "rediss://", "unix://")
 _NO_PATH = re.compile(r"[^/\\:]{2,}:|\[.*\]:")
-"""How a host with a port begins, and a URL without its slashes: no drive of Windows, and no folder."""
+"""Matches a host with a port, or a URL without its slashes, but no drive of Windows and no folder."""
 _FIX = 'pass a store, a URL such as "redis://localhost", or a path such as "limits.db"'
 
 
 def open_store(
     store: StoreLike | None, clock: Clock | None = None, field: str = "store"
 ) -> tuple[Store, bool]:
-    """The store, and whether it was made here, so that the caller has to close it."""
+    """The store, and whether this function made it: then the caller has to close it."""
     if store is None:
         return MemoryStore(clock), True
     if isinstance(store, Store):
@@ -44,10 +44,10 @@ def open_store(
     if not where:
         raise ConfigError(field, where, "is empty", _FIX)
     if "://" in where:
-        # What follows the scheme may hold a password.
+        # The text after the scheme may contain a password.
         raise ConfigError(field, where.partition("://")[0], "is an unknown scheme", _FIX)
     if isinstance(store, str) and _NO_PATH.match(where):
-        # It would become a file, and share nothing. It may hold a password too.
+        # This would become a file, and share nothing. It may contain a password.
         told = "(not shown)" if "@" in where else where
         fix = 'write "redis://localhost:6379", or for a file of that name "./name"'
         raise ConfigError(field, told, "is neither a URL nor a path", fix)

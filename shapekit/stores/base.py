@@ -1,26 +1,26 @@
 """The one primitive of a store: read-modify-write of the state of a key, atomically.
 
-`store.bind(name, program, operation)` prepares one operation of one algorithm under one name, once,
-and returns the call that is made often: `apply(key, *args) -> result`. A `key` is text, or for a
-composite whose parts have keys of their own a tuple of texts, one for each part; all of them change
-together or not at all.
+`store.bind(name, program, operation)` prepares one operation of one algorithm under one name, once, and
+returns the function that is called often: `apply(key, *args) -> result`. A `key` is text; for a composite
+whose parts have keys of their own it is a tuple of texts, one for each part, which change together or not at
+all.
 
-To write a store, implement the abstract methods. The awaitable ones have a default: they are run in place
-where the store is `instant`, and else on worker threads of the store's own. All of them promise:
+To write a store, implement the abstract methods. The awaitable ones have a default: if the store is
+`instant`, they run in place, else on worker threads of the store. Every store promises:
 
-- `operation.step(program)` is run: it sees the state that the last one left, with none in between. It
-  returns `(state, answer, ttl_us, persist)`, or where the operation `is_read` its answer alone;
+- a call runs `operation.step(program)` on the state that the last call left, with none in between. The step
+  returns `(state, answer, ttl_us, persist)`, or its answer alone if the operation `is_read`;
 - time comes from the store's clock, read once per call;
 - a state is kept for at least its `ttl_us`, by the highest time the store has seen;
 - a state written by a program with other numbers goes through `adopted` before it is used;
-- what lies at a key and is no state raises DamagedStateError, for the store is as well as before;
+- a value that is not a state raises DamagedStateError: only its key is affected, not the store;
 - an awaited call that is cancelled gives back what it took;
 - `close` makes every later call raise StoreUnavailableError, and calls `wake`.
 
-Settings: what operators have set for a name on a store, as one process knows it. Every decision tells the
-store which version the process knows. If that is not the one in force, the store answers with the text of the
-one that is, and the decision is made by that. So all go by an override from their next decision on, and no
-call asks for it. Operators set them from a policy or from the command line: `changed`.
+Settings: the overrides that operators have set for a name on a store, as one process knows them. With every
+decision the process sends the version that it knows. If another version is in force, the store answers with
+its text, and the decision is made by that. So every process obeys an override from its next decision on,
+without asking for it. Operators set overrides from a policy or the command line: `changed`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Key: TypeAlias = str | tuple[str, ...]
 
 
 class DamagedStateError(StoreUnavailableError):
-    """What lies at a key is no state of its program: the store answers, and only this key is in trouble."""
+    """The value at a key is not a state of its program. The store itself works; only this key is affected."""
 
 
 class Program(Protocol):
@@ -65,12 +65,12 @@ class Program(Protocol):
         ...
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
-        """A state that a program of the same kind, with other numbers, left."""
+        """Convert a state that was left by `writer`, a program of the same kind with other numbers."""
         ...
 
 
 Apply: TypeAlias = Callable[..., Any]
-"""A bound operation, `apply(key, *args)`: everything but the key and its arguments is settled."""
+"""A bound operation, `apply(key, *args)`: only the key and the arguments vary."""
 
 ApplyMany: TypeAlias = Callable[[Sequence[Key], tuple[Any, ...]], list[Any]]
 """The same for several keys at one instant, `apply_many(keys, args)`: an answer for each."""
@@ -79,46 +79,46 @@ Listener: TypeAlias = "Callable[[str, Overrides, Overrides], object]"
 
 
 class Waiting(Protocol):
-    """The sleepers that wait for what a store has promised."""
+    """Something that has to know when a store is closed, such as sleepers that wait for slots on it."""
 
     def store_closed(self) -> None:
-        """Wake them: the store is closed, and they raise StoreUnavailableError."""
+        """The store is closed: wake all sleepers, which raise StoreUnavailableError."""
 
 
 PERMITS = ".permits"
-"""What the name of a policy's permits ends with: they go by the settings of the policy."""
+"""The suffix of the name of a policy's permits, which obey the settings of the policy."""
 _MOST_PROGRAMS = 1_000
-"""How many of them are kept for the overrides of one name."""
+"""How many programs are kept for the overrides of one name."""
 _WORKERS, _WAITING = "workers", "waiting"
 """The names of two companions of a store."""
 
 
 class Stored(NamedTuple):
-    """What lies in the store for a name."""
+    """The overrides in the store for a name."""
 
     version: str = ""
-    """A new text with each change; empty if there never was one."""
+    """A new text with each change; empty if there was never a change."""
     text: str = ""
     """The overrides, as `written` gives them."""
 
 
 class _Known(NamedTuple):
-    """What a process knows, which changes as a whole."""
+    """What a process knows of the overrides: one immutable value, replaced as a whole."""
 
     stored: Stored
     overrides: Overrides
-    """What is in force."""
+    """The overrides in force."""
     ends_us: int | None
-    """When the first of them ends by itself, in civil time."""
+    """When the first override ends by itself, in civil time."""
     choose: Callable[[str], Override | None]
-    """Finds the one that applies to a key."""
+    """Finds the override that applies to a key."""
 
 
 _NOTHING_SET = _Known(Stored(), (), None, lambda _: None)
 
 
 class Settings:
-    """The overrides of one name."""
+    """The overrides of one name, as this process knows them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -127,7 +127,7 @@ class Settings:
         self._programs: dict[tuple[Any, Override], Any] = {}
 
     def hear(self, stored: Stored, wall_us: int) -> None:
-        """Take in what lies in the store, without what has ended at this civil time."""
+        """Apply the overrides in the store, without those that have ended at this civil time."""
         before = self.known
         overrides = before.overrides if stored == before.stored else self._read(stored, before.overrides)
         in_force = tuple([one for one in overrides if not one.is_over(wall_us)])
@@ -145,25 +145,25 @@ class Settings:
                 listener(self.name, before.overrides, in_force)
 
     def listen(self, listener: Listener) -> None:
-        """Call this method with the name and the overrides before and since, as long as its object lives.
+        """Call this method on each change, with the name and the overrides before and after it.
 
-        It is called under whatever lock the caller has, and only notes it.
+        The caller may hold a lock, so the method must not do more than note the change.
         """
         living = [known for known in self._listeners if known() is not None]
         self._listeners = (*living, WeakMethod(listener))
 
     def is_over(self, clock: Clock) -> bool:
-        """Whether one of the overrides has ended since."""
+        """Whether one of the known overrides has ended."""
         return self.known.ends_us is not None and clock.wall_us() >= self.known.ends_us
 
     def program(self, program: Any, key: Any) -> Any:
-        """The program that decides about a key: the given one, or that with the limits of an override."""
+        """The program that decides about a key: the given one, or one with the limits of an override."""
         if not self.known.overrides or key.__class__ is tuple:
             return program
         override = self.known.choose(key)
         if override is None:
             return program
-        # By identity: to hash a program takes longer than all the rest.
+        # By identity: hashing a program takes longer than everything else here.
         place = id(program), override
         found = self._programs.get(place)
         if found is None or found[0] is not program:
@@ -192,10 +192,10 @@ class Settings:
 
 
 def warn(words: str, *args: object) -> None:
-    """Leave a warning to the background thread: the caller may hold a store's lock, and a log handler may ask
+    """Log a warning on the background thread: the caller may hold a store's lock, and a log handler may use
     that store.
     """
-    with suppress(RuntimeError):  # there are no more threads: it is said as soon as there is one
+    with suppress(RuntimeError):  # no thread can be started: the warning is logged once one can
         process.background_ready()
     process.in_background(_warned, words, args)
 
@@ -207,38 +207,38 @@ def _warned(words: str, args: tuple[object, ...]) -> None:
 
 
 def settings_name(name: str, program: Any) -> str:
-    """The name whose settings a program goes by."""
+    """The name whose settings a program obeys."""
     return name.removesuffix(PERMITS) if isinstance(program, Concurrency) else name
 
 
 class Store(ABC):
     """Keeps the states of limits: the base class of all stores.
 
-    `help(shapekit.stores.base)` says what a store of your own has to promise, and
+    `help(shapekit.stores.base)` describes what your own store has to promise, and
     `shapekit.testing.StoreConformance` tests it.
     """
 
     shared: bool
-    """Whether other processes see the same states; then everything on it needs a name."""
+    """Whether other processes see the same states; then every limit on the store needs a name."""
 
     instant: bool = False
     """Whether calls return without I/O, so that asynchronous callers need not await."""
 
     sharded: bool = False
-    """Whether parts of the store can be lost by themselves; then `shard` tells them apart."""
+    """Whether parts of the store can be lost separately; then `shard` tells them apart."""
 
     awaited_only: bool = False
-    """Whether the store has asynchronous calls alone."""
+    """Whether the store has only asynchronous calls."""
 
     clock_decides: bool = False
-    """Whether `clock` decides: then callers can sleep until an instant of the store."""
+    """Whether decisions are made by `clock`: then callers can sleep until an instant of the store."""
 
     clock: Clock
-    """The clock by which callers sleep; it also decides, unless the store has a better one."""
+    """The clock that callers sleep by. It also makes decisions, unless the store has a better one."""
 
     @property
     def server(self) -> object:
-        """Who answers: equal for stores that fall silent together."""
+        """The server behind this store; equal for stores that fail together."""
         return self
 
     @abstractmethod
@@ -267,11 +267,11 @@ class Store(ABC):
         )
 
     def twin(self, name: str, program: Program, operation: Operation) -> Twin[Any]:
-        """`bind` and `abind`, for what is written once for threads and event loops."""
+        """`bind` and `abind` together, for code that is written once for threads and event loops."""
         return Twin(self.bind(name, program, operation), self.abind(name, program, operation))
 
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
-        """The part of the store that a key lies on, if that is known; None for the whole store."""
+        """The part of the store that holds a key, if that is known; None for the whole store."""
         return None
 
     def settings(self, name: str) -> Settings:
@@ -279,7 +279,7 @@ class Store(ABC):
         return companion(self, f"settings of {name}", partial(Settings, name))
 
     def wall_us(self) -> int:
-        """The civil time by which overrides end."""
+        """The civil time, which decides when overrides end."""
         return self.clock.wall_us()
 
     def read_overrides(self, name: str) -> Stored:
@@ -291,7 +291,7 @@ class Store(ABC):
         return {}
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
-        """Set the overrides of a name, in one step; false if they are not what was `known` any more."""
+        """Replace the overrides of a name, in one step; False if they are no longer the `known` ones."""
         fix = "use a MemoryStore, SQLiteStore or RedisStore"
         raise ConfigError("store", type(self).__name__, "keeps no overrides", fix)
 
@@ -305,7 +305,7 @@ class Store(ABC):
 
     @abstractmethod
     def reset(self, name: str, program: Program, key: Key) -> None:
-        """Forget the key: it is then as if it had never been used."""
+        """Forget the key, as if it had never been used."""
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
         """`reset`, awaitable."""
@@ -330,7 +330,7 @@ class Store(ABC):
     def _awaitable(
         self, call: Callable[..., T], give_back: Callable[..., object] = lambda *_: None
     ) -> Callable[..., Awaitable[T]]:
-        """A call of this store, awaitable: in place where the store is `instant`, else on a worker thread.
+        """Make a call of this store awaitable: in place if the store is `instant`, else on a worker thread.
 
         If the task is cancelled meanwhile, `give_back` gets the arguments and the answer.
         """
@@ -352,7 +352,7 @@ class Store(ABC):
         args: tuple[Any, ...],
         answers: Sequence[Any],
     ) -> None:
-        """Give back what an operation took for a task that did not stay for the answers."""
+        """Give back what an operation took for a task that was cancelled before the answers."""
         for key, answer in zip(keys, answers, strict=True):
             for undo, undo_args in operation.undone(args, answer):
                 self.bind(name, program, undo)(key, *undo_args)
@@ -363,7 +363,7 @@ class Store(ABC):
         known[id(waiting)] = waiting
 
     def wake(self) -> None:
-        """Wake all calls that wait, and let the worker threads go: for `close`, once calls are refused."""
+        """Wake all waiting calls, and end the worker threads: for `close`, once new calls are refused."""
         companion(self, _WORKERS, Workers).close()
         known: WeakValueDictionary[int, Waiting] = companion(self, _WAITING, WeakValueDictionary)
         for waiting in known.valuerefs():
@@ -372,10 +372,10 @@ class Store(ABC):
 
 
 def companion(store: Store, name: str, make: Callable[[], T]) -> T:
-    """What belongs to a store and lives as long as it does.
+    """An object that belongs to a store and lives as long as it does.
 
-    Made when it is first asked for, because a subclass need not call the `__init__` of Store. Where two
-    threads ask first, one of what they have made is kept.
+    It is made when it is first asked for, because a subclass need not call the `__init__` of Store. If two
+    threads ask first, one of the objects that they make is kept.
     """
     companions: dict[str, T] = vars(store).setdefault("_companions", {})
     known = companions.get(name)
@@ -383,7 +383,7 @@ def companion(store: Store, name: str, make: Callable[[], T]) -> T:
 
 
 def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
-    """What is wrong where one name is used for two kinds of program."""
+    """The error for a name that is used for two kinds of program."""
     return ConfigError(
         "name",
         name,
@@ -395,7 +395,7 @@ def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
 def beyond(
     operation: Operation, args: tuple[Any, ...], program: Any, key: object, name: str
 ) -> CostExceedsLimitError | None:
-    """What is wrong with a call that a program of other numbers than the caller's can never admit."""
+    """The error for a call that the limits in force can never admit; None if they can."""
     cost = operation.cost(args)
     if not cost or cost <= program.max_cost:
         return None
@@ -405,11 +405,11 @@ def beyond(
 async def check_in_force(
     driver: Driver, store: Store, name: str, program: Any, key: Key, error: CostExceedsLimitError
 ) -> None:
-    """Raise the error of a cost that the limit in the code never admits, unless one that is set does."""
+    """Raise the error of a cost that the limit in the code never admits, unless an operator's limit does."""
     settings = store.settings(name)
     if error.cost <= settings.program(program, key).max_cost:
         return
-    # Another process may have set it since.
+    # Another process may have set a limit since then.
     with suppress(StoreUnavailableError):
         await driver.ask(Twin(store.read_overrides, store.aread_overrides), name)
     most = settings.program(program, key).max_cost
@@ -418,7 +418,7 @@ async def check_in_force(
 
 
 def continued(name: str, key: Key, reader: Program, state: Any, writer: Any, now: int, skew: int) -> Any:
-    """A state that `writer` left, as one of `reader`; the ConfigError where it cannot be names the key."""
+    """A state that `writer` left, as a state of `reader`; a ConfigError about it names the key."""
     try:
         return adopted(reader, state, writer, now, skew)
     except ConfigError as error:
@@ -427,12 +427,12 @@ def continued(name: str, key: Key, reader: Program, state: Any, writer: Any, now
 
 
 def part_keys(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """`(part, key)` of each part of a composite, where each has a key of its own."""
+    """`(part, key)` for each part of a composite whose parts have keys of their own."""
     return tuple(zip(program.names if isinstance(program, Composite) else (), keys, strict=True))
 
 
 def check_prefix(prefix: object) -> None:
-    """ConfigError where keys are asked for by something that is no text."""
+    """Raise ConfigError if a prefix of keys is not text."""
     if not isinstance(prefix, str):
         raise ConfigError("prefix", prefix, "is not text", 'pass a str such as "api:"')
 
@@ -443,7 +443,7 @@ def check_prefix(prefix: object) -> None:
 async def changed(
     driver: Driver, store: Store, name: str, change: Callable[[Overrides], Overrides]
 ) -> tuple[Overrides, Overrides]:
-    """Change the overrides of a name in one step; returns those before and since."""
+    """Change the overrides of a name in one step; returns the overrides before and after."""
     from shapekit.algorithms.overrides import written  # noqa: PLC0415 - only who sets something asks
 
     look = Twin(store.read_overrides, store.aread_overrides)
@@ -457,7 +457,7 @@ async def changed(
 
 
 def legible(stored: Stored, wall_us: int) -> Overrides:
-    """What is said, without what has ended; nothing where it is illegible, as for decisions."""
+    """The overrides in a store that have not ended; none if the text is malformed, as for decisions."""
     from shapekit.algorithms.overrides import read  # noqa: PLC0415 - only where something is set
 
     try:
@@ -468,7 +468,7 @@ def legible(stored: Stored, wall_us: int) -> Overrides:
 
 
 def set_by() -> str:
-    """Who runs this process, and where."""
+    """The user and the host of this process."""
     import getpass  # noqa: PLC0415 - only who sets something asks
     import socket  # noqa: PLC0415 - likewise
 

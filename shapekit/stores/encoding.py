@@ -1,4 +1,4 @@
-"""Encoding: states and programs as text, for stores that other processes read.
+"""Encoding: states and programs as text, for stores that several processes share.
 
 A state consists of integers, None and tuples of them, and is read exactly as it was:
 
@@ -7,10 +7,10 @@ A state consists of integers, None and tuples of them, and is read exactly as it
 >>> unpacked(packed((2**78, None, (1, ()))))
 (302231454903657293676544, None, (1, ()))
 
-What is read may be anything: another program may have written it. Here it becomes a state or an error.
-Whether a program can go on from it shows where it does. What then goes wrong is one of `MISFITS`.
+A stored text may be anything, since another program may have written it: here it becomes a state or an error.
+A state that does not fit its program shows when the program uses it: that raises one of `MISFITS`.
 
-The description of a program tells others how to read its states:
+The description of a program lets other processes read its states:
 
 >>> from shapekit import GCRA
 >>> describe(GCRA("10/s", burst=2))
@@ -18,10 +18,10 @@ The description of a program tells others how to read its states:
 >>> revived(describe(GCRA("10/s", burst=2))) == GCRA("10/s", burst=2)
 True
 
-It is JSON: the kind, then the fields in order. Equal programs have equal texts. `revived` accepts only what
-`describe` returns and raises ConfigError for anything else, so a text from outside can describe a limit and
-nothing more. Tags are short fingerprints of descriptions, to tell whether a state was written by the same
-program.
+It is JSON: the kind, then the fields in order. Equal programs have equal texts. `revived` accepts only texts
+that `describe` returns and raises ConfigError for anything else, so a text from outside can describe a limit
+and nothing more. Tags are short fingerprints of descriptions, which tell whether the same program has written
+a state.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ __all__ = ["LiveKey"]
 
 
 _FAR = 2**128
-"""No position and no count of any program comes near."""
+"""Larger than any position or count of any program."""
 MISFITS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""How a program fails on what it has not written."""
+"""The errors of a program on a state that it cannot have written."""
 
 packed: Callable[[Any], str] = JSONEncoder(separators=(",", ":")).encode
 _decoded: Callable[[str], tuple[Any, int]] = JSONDecoder().raw_decode
 
 
 def unpacked(text: str) -> Any:
-    """The state that was packed; ValueError if this text is none."""
+    """The state in a packed text; ValueError if there is none."""
     plain, end = _decoded(text)
     if end != len(text):
         raise ValueError("more than a state")
@@ -81,12 +81,12 @@ def _frozen(plain: Any) -> Any:
 
 
 def is_misfit(error: BaseException | None) -> TypeGuard[Exception]:
-    """Whether this is how a program fails on what it has not written: no complaint of ours."""
+    """Whether a program has failed on a state that it cannot have written, rather than with our own error."""
     return isinstance(error, MISFITS) and not isinstance(error, ShapekitError)
 
 
 def sound(program: Any, state: Any, now: int, skew: int) -> Any:
-    """The state, once the program has told of it what comes next; else DamagedStateError."""
+    """The state, after a trial whether the program can use it; else DamagedStateError."""
     try:
         if state is not None:
             program.inspect(state)
@@ -104,7 +104,7 @@ def sound(program: Any, state: Any, now: int, skew: int) -> Any:
 
 
 def known_programs(texts: Sequence[str]) -> list[Described]:
-    """The programs that stored descriptions tell of; without those that a version left that knows more."""
+    """The programs in stored descriptions, without those that only a later version of shapekit knows."""
     programs = []
     for text in texts:
         with suppress(ConfigError):
@@ -113,32 +113,32 @@ def known_programs(texts: Sequence[str]) -> list[Described]:
 
 
 def tag(description: str) -> int:
-    """A number of 32 bits that stands for a description: the same on every host and in every version.
+    """A number of 32 bits that identifies a description: the same on every host and in every version.
 
-    It is at least 128, because text of another program reads as a smaller number.
+    It is at least 128: text that another program wrote would be read as a smaller number.
     """
     return max(128, int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest()))
 
 
 class LiveKey(NamedTuple):
-    """A live key, the program that wrote its state, and the time it was seen at."""
+    """A live key, the program that wrote its state, and when it was read."""
 
     name: str
     """The name of the gate, shaper or policy."""
     part: str
-    """The part of a composite, where each has a key of its own; else empty."""
+    """The part of a composite whose parts have keys of their own; else empty."""
     key: str
     """The key."""
     program: Described | None
-    """None where it is not known what wrote the state; then it cannot be read."""
+    """The program that wrote the state; None if it is unknown, so that the state cannot be read."""
     state: Any
-    """The state; `program` can read it."""
+    """The state, readable by `program`."""
     now_us: int
-    """When it was seen, on the clock of the store."""
+    """When it was read, on the clock of the store."""
     skew_us: int
-    """How far civil time is ahead."""
+    """How far civil time is ahead of that clock."""
     is_damaged: bool = False
-    """Whether what lies there is no state of the program that should have written it, or of none."""
+    """Whether the value is not a state of its program, or of any."""
 
     @property
     def shown(self) -> str:
@@ -147,7 +147,7 @@ class LiveKey(NamedTuple):
 
 
 def plain_text(data: Any) -> str:
-    """The text of a name or a key; what is none, because another program wrote it, in escapes."""
+    """The text of a name or a key; bytes that are no text, from another program, as escapes."""
     if not isinstance(data, bytes):
         return str(data)
     try:
@@ -157,12 +157,12 @@ def plain_text(data: Any) -> str:
 
 
 def plain_bytes(text: str) -> bytes:
-    """The bytes of any text that Python can hold, also such as is not proper unicode."""
+    """The bytes of any text that Python can hold, including lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def shown(name: str, part: str, key: str) -> str:
-    """Where a state is, in one text."""
+    """The name, part and key of a state as one text."""
     return ":".join([name, *([part] if part else []), key])
 
 
@@ -179,7 +179,7 @@ _LATER = {"spread": False}
 """Fields added later, with their defaults; a default is left out, so that older texts stay the same."""
 _LEDGER = "ledger"
 _SET, _HELD = "set", "held"
-"""A queue with the numbers of an operator."""
+"""How a description marks a queue whose limits an operator has set, or that an operator holds."""
 _FIX = "pass a text that describe() gave, unchanged"
 
 
@@ -269,6 +269,6 @@ def _queue(
     strategies: list[Any] = [_program(gate) for gate in gates]
     below: Any = Fraction(*headroom)
     paced = min(told, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
-    # The burst is part of the rate or given separately; without a pace there is none.
+    # The burst is part of the rate or given separately; without a pace there is no burst.
     beside = None if paced is None or paced.burst is not None else burst
     return LeakyQueue(told, beside, pace, strategies, below)

@@ -1,4 +1,4 @@
-"""MemoryStore: the truth of one process."""
+"""MemoryStore: states in the memory of one process."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from shapekit.stores.base import (
 __all__ = ["MemoryStore"]
 
 _FEW = 3
-"""Keys that a call with a new key looks at, to see whether they are idle. Each adds one, so that of all keys
-that are kept, at least half were live or lingered at one time.
+"""How many keys a call with a new key checks for being idle. Such a call adds only one key, so at any time at
+least half of the kept keys were live or lingering at once.
 """
 _BATCH = 16
-"""Keys that a call with a known key looks at, if sweeping is due."""
+"""How many keys a call with a known key checks, if sweeping is due."""
 _PAUSE_US = 10_000
-"""How long sweeping rests after a batch in which nothing was idle."""
+"""How long sweeping pauses after a batch without an idle key."""
 _LINGER_US = 1_000_000
-"""How long an idle key is kept, so that a clock that goes back a little still finds it."""
+"""How long an idle key is kept, so that it is still there if a clock goes back a little."""
 _PAGE = 64
-"""Keys that stand in line together."""
+"""How many keys a page of the sweeping line holds."""
 
 
 class _Overtaken(Exception):  # noqa: N818 - no error: the step is taken again
-    """Another call of the same thread came in between, and has changed what this one has found."""
+    """Another call of the same thread came in between and changed the state that this one had read."""
 
 
 class _Table:
     """The states that one program has left under one name.
 
-    They are tuples of integers in dictionaries without anything else, and keys stand in line in tuples of
-    texts: the garbage collector stops tracking both, so that a million keys do not delay it.
+    States are tuples of integers in plain dictionaries, and keys line up for sweeping in tuples of texts: the
+    garbage collector stops tracking both, so that a million keys do not slow it down.
     """
 
     __slots__ = ("ends", "is_bound", "page", "program", "states")
@@ -67,21 +67,21 @@ class _Table:
         self.states: dict[Any, Any] = {}
         """By key, or by (part, key) for parts of a composite with keys of their own; None if cold."""
         self.ends: dict[Any, int] = {}
-        """When each state is no different from a cold one. A key that is in here stands in line once."""
+        """When each state is the same as a cold one. Every key in here is in the sweeping line once."""
         self.page: _Page | None = None
         """The page that is being filled."""
         self.is_bound = False
-        """Whether the program is one of those in code, which keep their table for ever."""
+        """Whether the program comes from the code: then its table is kept for ever."""
 
     def chill(self, record: Any) -> None:
-        """Make a key cold. It stays in line, and is swept like any idle one."""
+        """Make a key cold. It stays in the line, and is swept like any idle key."""
         if record in self.ends:
             self.states[record] = None
             self.ends[record] = 0
 
     def clear(self) -> None:
         """Forget every key."""
-        # One by one: a call that comes in between finds a key as it was, or not at all, and puts it in line.
+        # One by one: a call that comes in between finds a key unchanged, or finds none and adds it again.
         self.page = None
         for record in list(self.ends):
             if record in self.ends:
@@ -90,7 +90,7 @@ class _Table:
 
 
 class _Page:
-    """Keys of one table that stand in line together: a list while it is filled or swept."""
+    """Keys of one table in the sweeping line: a list while it is filled or swept, else a tuple."""
 
     __slots__ = ("keys", "table")
 
@@ -100,19 +100,19 @@ class _Page:
 
 
 _Left: TypeAlias = tuple[_Table, Any]
-"""The table of another program, and the state that it has left there."""
+"""The table of another program, and the state that the program has left there."""
 _Space: TypeAlias = dict[Program, _Table]
-"""The shelves of one name: more than one where a limit was changed, or has parts with keys of their own."""
+"""The tables of one name: more than one if a limit was changed, or has parts with keys of their own."""
 
 
 class _Records:
-    """All that one store holds, and the lock on it: what a fork has to do with.
+    """All that one store holds, and the lock on it: the part that a fork has to handle.
 
-    A finalizer or a signal handler may call the store in the midst of a call of the same thread, which so
-    takes the lock once more. What a call has found is therefore compared with what is there, and stored, in
-    statements that call and make nothing, or it is asked again: each of the two counts once. Another thread
-    comes in at the same places, so a charge, which stores one state, needs no lock: the others take it to
-    keep several things together.
+    A finalizer or a signal handler may call the store in the middle of a call of the same thread, and so
+    takes the lock once more. Therefore a call compares the state that it has read with the one that is there,
+    and stores the new one, in statements that call and allocate nothing. If the two differ, the call is run
+    again: so both calls count, once each. Another thread can only come in at the same places, so a charge,
+    which stores one state, needs no lock: other operations take it to keep several values consistent.
     """
 
     __slots__ = ("__weakref__", "clock", "lock", "spaces")
@@ -142,8 +142,8 @@ class _Records:
 class MemoryStore(Store):
     """Keeps states in the memory of this process, for all of its threads and event loops.
 
-    Nothing runs in the background: each call sweeps a few idle keys, and a live key is never
-    dropped. A forked child warns once, because parent and child then count apart, at twice the rate.
+    Nothing runs in the background: each call sweeps a few idle keys, and a live key is never dropped. A
+    forked child warns once, because parent and child then count separately, which allows twice the rate.
     """
 
     shared = False
@@ -163,18 +163,20 @@ class MemoryStore(Store):
         self._changes = 0
         """How often states were stored, other than by `charge`, or cleared."""
         self._rest: list[tuple[_Table, Any, Any, int]] = []
-        """What is left to store of the parts of a call, which count together: table, record, state, end."""
+        """The parts of a composite's call that are still to be stored, as (table, record, state, end): they
+        count together.
+        """
         self._closed = False
         self._renewals: dict[ref[Any], Callable[[], None]] = {}
-        """What renews that which bound calls know of the clock, and whether limits are overridden."""
+        """The functions that renew what bound calls know of the clock and of overrides."""
         self._stored: dict[str, Stored] = {}
         self._tidied: dict[str, object] = {}
-        """By name, what was set when the tables of what was set before were last dropped."""
+        """By name, the settings for which the tables of earlier ones were last dropped."""
         _STORES.add(self._records)
         forgets(self, MemoryStore._forget_all)
 
     def _forget_all(self) -> None:
-        # From now on, what was bound reads the clock as it is now.
+        # From now on, bound calls read the clock as it is now.
         with self._lock:
             self._clear()
             self._sweep_due_us, self._swept_us = NEVER_US, 0
@@ -199,7 +201,7 @@ class MemoryStore(Store):
                     try:
                         return run(key, clock.now_us(), args)
                     except _Overtaken:
-                        """It is asked again."""
+                        """The step is run again."""
 
         if operation not in (CHECK, RESERVE):
             return apply
@@ -214,12 +216,12 @@ class MemoryStore(Store):
         def renew() -> None:
             nonlocal find, ticks, per_us, offset_us
             ticks, per_us, offset_us = _ticks_of(clock)
-            # While something is set for the name, its calls find no state here and look at that.
+            # While the name has overrides, its calls find no state here, and take the path that obeys them.
             find = states.get if not settings.known.overrides else lambda _: None
 
         def charge(key: Any, asked: Any) -> Any:
-            # `apply`, written out for the path of every admitted call: a live key of this program.
-            # The state is read before the clock: a state is never later than the call that goes by it.
+            # `apply`, written out for the path of every admitted call: a live key of this program. The state
+            # is read before the clock: so it is never later than the time of the call.
             before = find(key)
             if before is not None and (now := ticks() // per_us + offset_us) < self._sweep_due_us:
                 state, result, ttl_us, persist = step(before, now, asked)
@@ -231,7 +233,7 @@ class MemoryStore(Store):
                         ends[key] = now + ttl_us
                         return result
                 except KeyError:
-                    """A call that came in between has swept it."""
+                    """A call that came in between has swept the key."""
             return apply(key, asked)
 
         def charge_alone(key: Any, asked: Any) -> Any:
@@ -254,7 +256,7 @@ class MemoryStore(Store):
                 for key in keys if settings.known.overrides else ():
                     other = settings.program(program, key)
                     if (error := beyond(operation, args, other, key, name)) is not None:
-                        raise error  # before any of them is charged
+                        raise error  # before any of the keys is charged
                 answers = []
                 for key in keys:
                     while True:
@@ -262,7 +264,7 @@ class MemoryStore(Store):
                             answers.append(run(key, now, args))
                             break
                         except _Overtaken:
-                            """It is asked again."""
+                            """The step is run again."""
                 return answers
 
         return apply_many
@@ -320,7 +322,7 @@ class MemoryStore(Store):
         self.wake()
 
     def __len__(self) -> int:
-        """The keys in memory, idle ones that are not swept yet included."""
+        """How many keys are in memory, including idle ones that are not swept yet."""
         return sum(len(table.ends) for _, table in self._records.tables())
 
     def __repr__(self) -> str:
@@ -331,9 +333,9 @@ class MemoryStore(Store):
     def _runner(
         self, name: str, program: Program, operation: Operation, *, as_it_is: bool = False
     ) -> Callable[..., Any]:
-        """What an operation does with a state; `as_it_is` for a program with the limits of an override.
+        """The function that runs an operation; `as_it_is` for a program with the limits of an override.
 
-        It raises _Overtaken where it has done nothing, because another call came in between.
+        It raises _Overtaken if another call came in between; then it has changed nothing.
         """
         table, space = self._table(name, program), self._space(name, program)
         step = operation.step(program)
@@ -350,7 +352,7 @@ class MemoryStore(Store):
             own.is_bound = True
 
         def elsewhere(own: _Table, key: Any, record: Any, now: int) -> tuple[_Left | None, Any]:
-            """The state that another program has left, with its table, and as this program continues it."""
+            """The state that another program has left, with its table; and that state as this program's."""
             for table in list(space.values()):
                 if table is not own and (state := table.states.get(record)) is not None:
                     skew = clock.wall_us() - now
@@ -358,11 +360,11 @@ class MemoryStore(Store):
             return None, None
 
         def overridden(key: Any, now: int, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-            """What decides about a key instead, while limits of its name are overridden."""
+            """The function that decides about a key in place of this one; None if no override applies."""
             nonlocal known
             self._drop_ended(settings)
             if known is not settings.known:
-                # What was set before decides no more, and neither its programs nor their tables are kept.
+                # Earlier overrides decide no more: their programs and tables are dropped.
                 others.clear()
                 known = settings.known
                 self._tidy(name, known)
@@ -454,8 +456,8 @@ class MemoryStore(Store):
         return space
 
     def _tidy(self, name: str, known: object) -> None:
-        """Drop the empty tables of programs that were set before. Once for all operations: from then on those
-        of what is set now are in use.
+        """Drop the empty tables of programs of earlier overrides; once per change, for all operations: from
+        then on, the tables of the current overrides are in use.
         """
         if self._tidied.get(name) is known:
             return
@@ -480,7 +482,7 @@ class MemoryStore(Store):
     def _clear(self) -> None:
         self._changes += 1
         self._rest.clear()
-        # First: what a call adds in between is in line.
+        # First: so a key that a call adds in between is in the line.
         self._line.clear()
         for _, table in self._records.tables():
             table.clear()
@@ -488,16 +490,16 @@ class MemoryStore(Store):
     def _keep(
         self, table: _Table, key: str, before: Any, outcome: Any, now: int, left: _Left | None, changes: int
     ) -> bool:
-        """Store a state, which no other program's table holds any longer, and sweep.
+        """Store a state, remove it from another program's table, and sweep.
 
-        False where a call has come in between since what was there `before` was found.
+        False if a call came in between, after `before` was read: then nothing is stored.
         """
         is_new = key not in table.ends
         if is_new:
-            # First: where a signal comes in between, what stands in line without a state is dropped.
+            # First: if a signal comes in between, a key in the line without a state is merely dropped.
             self._line_up(table, key)
         states, (state, _, ttl_us, _) = table.states, outcome
-        # No signal and no finalizer comes between these: nothing is called or made.
+        # No signal handler and no finalizer comes between these: nothing is called or allocated.
         there = states[key] if key in states else None  # noqa: SIM401 - `get` is a call
         if there is not before or self._changes != changes:
             return False
@@ -514,13 +516,13 @@ class MemoryStore(Store):
         return True
 
     def _store_rest(self) -> None:
-        """Store the parts of a call: a call that comes in between stores what is left of it first."""
+        """Store the parts of a composite's call. A call that comes in between first stores what is left."""
         rest = self._rest
         while rest:
             try:
                 table, record, state, end = rest[-1]
             except IndexError:
-                return  # a call has come in between the look and this
+                return  # a call that came in between has stored the rest
             table.states[record] = state
             table.ends[record] = end
             del rest[-1]
@@ -529,7 +531,7 @@ class MemoryStore(Store):
         page = table.page
         if page is None:
             page = _Page(table, record)
-            # Whatever came in between: this page is in line as soon as others may be added to it.
+            # Whatever comes in between: the page is in the line before other calls can add to it.
             table.page = page
             self._line.append(page)
             return
@@ -541,7 +543,7 @@ class MemoryStore(Store):
 
     def _sweep(self, now: int, most: int) -> None:
         if self._rest:
-            # They stand in line already, and would be dropped from it.
+            # These keys are in the line already, and would be dropped from it.
             self._store_rest()
         line = self._line
         found = False
@@ -567,7 +569,7 @@ class MemoryStore(Store):
                     found = True
                 else:
                     self._line_up(table, record)
-                # Last: where a signal comes in between, the key stands in line twice, not nowhere.
+                # Last: if a signal comes in between, the key is in the line twice, rather than not at all.
                 if keys and keys[-1] is record:
                     keys.pop()
             if not keys and line and line[0] is page:
@@ -579,7 +581,7 @@ _STORES: process.WeakRegistry[_Records] = process.WeakRegistry()
 
 
 def _resting(records: _Records) -> Iterator[None]:
-    # A lock held by another thread while we fork would stay locked in the child for ever.
+    # A lock that another thread holds during the fork would stay locked in the child for ever.
     with records.lock:
         yield
 
@@ -595,7 +597,7 @@ def _warn() -> None:
 
 
 def _begin_child() -> None:
-    # The calls in flight are the parent's: none of them ends in the child.
+    # The calls in flight are the parent's: none of them will end in the child.
     for records in _STORES:
         for _, table in records.tables():
             if isinstance(table.program, Concurrency):

@@ -1,20 +1,20 @@
-"""ResilientStore: what happens when the store is gone.
+"""ResilientStore: keeps answering calls while a store is gone.
 
-Outage: what is answered meanwhile, in each mode. A mode binds as a store does, and has each operation say
-what it answers in it. What was taken from the store can only be moved there, so cancel, settle and refund
-move nothing meanwhile, and waiters leave as promised. What a mode has given itself it moves.
+Outage: the answers in each mode. A mode binds operations as a store does, and each operation knows its answer
+in that mode. A slot or charge of the primary can only be changed there, so cancel, settle and refund of it do
+nothing meanwhile, and waiting calls leave as promised. Slots and charges of the mode itself can be changed.
 
-Guard: one part of a store's truth that can be lost by itself, and what is answered while it is.
+Guard: asks one part of a store that can be lost separately, and has the mode answer while it is lost.
 
-Breaker: who may ask a store that is lost, and when.
+Breaker: a circuit breaker, which decides which calls ask a store that is lost, and when.
 
-Closed, all callers ask. The first failure opens it: none asks until a back-off has passed, then one
-caller does, the prober. If it fails, the next back-off is twice as long, up to a bound; if it gets an
-answer, the breaker closes. No thread is needed: probers are callers who come by.
+While it is closed, all calls ask. The first failure opens it: no call asks until a back-off has passed, then
+one call does, the probe. If it fails, the next back-off is twice as long, up to a bound; if it gets an
+answer, the breaker closes. No thread is needed: a probe is an ordinary call.
 
-Deadline: calls that are given up after a time, although nothing can interrupt them. Python cannot stop a
-thread that hangs in a call. So the call is made on another thread, and the caller stops waiting; what the
-call answers later is not used. Threads are kept for a while and used again.
+Deadline: gives up calls after a time, although they cannot be interrupted. Python cannot stop a thread that
+hangs in a call. So the call is made on another thread, and the caller stops waiting; a later answer is not
+used. Threads are kept for a while and reused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["ResilientStore"]
 
 T = TypeVar("T")
 Flow: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
-"""What is done for a call; its first argument is its driver."""
+"""The work of a call; its first argument is the driver."""
 Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue | Concurrency"
 
 
@@ -58,9 +58,9 @@ LOCAL = "local"
 
 
 class Outage:
-    """What is answered instead of the store.
+    """Answers in place of a store that is gone.
 
-    - `raise`: every call raises; what only gives back is told that nothing was given.
+    - `raise`: every call raises; operations that only give back answer that nothing was given back.
     - `open`: every call finds a key that was never used, and leaves it so.
     - `closed`: every call is refused until the store is asked again.
     """
@@ -73,7 +73,7 @@ class Outage:
         self.local: MemoryStore | None = None
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
-        """The call that answers `operation` on a key of `name`."""
+        """The function that answers `operation` on a key of `name`."""
         if operation.nothing is not None:
             return lambda *_: operation.nothing
         answer = self._answering(name, program, operation)
@@ -82,18 +82,18 @@ class Outage:
         return answer
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        """`bind`, for what is answered in a way of its own."""
+        """`bind` for an operation whose answer is not always the same."""
         if self._mode == "raise" and operation.needs_store:
             return self._breaker.refuse
         answer = operation.opened if self._mode == "open" else operation.closed
         return lambda key, *args: answer(program, self._moment(), args)
 
     def own(self, name: str, program: Program, operation: Operation) -> Apply | None:
-        """The call that applies an operation to what the mode has given; None if it gives nothing."""
+        """The function that applies an operation to slots that the mode granted; None if it grants none."""
         return None
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
-        """The call that answers it for several keys."""
+        """The function that answers `operation` for several keys."""
         apply = self.bind(name, program, operation)
 
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
@@ -102,7 +102,7 @@ class Outage:
         return apply_many
 
     def _in_force(self, name: str, program: Any, key: Key, looked: Any) -> Any:
-        """What was read, in the units of the limits that an operator has set: callers compute by those."""
+        """The answer of LOOK, in the units of an operator's limits, with which callers compute."""
         state, now, skew = looked
         queue = self._settings(name).program(program, key)
         return adopted(queue, state, program, now, skew), now, skew
@@ -113,7 +113,7 @@ class Outage:
 
 
 class Local(Outage):
-    """`local`: every process goes on by itself, at a share of the limits."""
+    """`local`: every process limits its own calls, at a share of the limits."""
 
     def __init__(self, primary: Store, breaker: Breaker, share: Fraction) -> None:
         super().__init__(LOCAL, primary, breaker)
@@ -167,7 +167,7 @@ def scaled(program: Strategy, share: Fraction) -> Strategy:
 
 
 class Guard:
-    """Asks the primary while it is there, and answers in the outage's mode while it is not."""
+    """Asks the primary while it is there, and answers in the outage mode while it is not."""
 
     def __init__(
         self, primary: Store, deadline: Deadline, timeout_us: int, on_outage: str, part: Fraction | None
@@ -180,14 +180,14 @@ class Guard:
         )
         self._closed = False
         self._said_us: int | None = None
-        """When it was last said that a state is damaged."""
+        """When a damaged state was last logged."""
         self.asked_last: tuple[str, Program, Key] | None = None
-        """The last key that lay here, of which program under which name."""
+        """The name, the program and the key of the last call for this part."""
 
     def bound(
         self, driver: Driver, name: str, program: Program, operation: Operation, *, many: bool = False
     ) -> Flow:
-        """The call that applies an operation to a key, or with the arguments in one, to each of many."""
+        """The function that applies an operation to a key; with `many`, to each of several keys."""
         if not many:
             return self._routed(driver, name, program, operation)
         if operation.follows:
@@ -197,7 +197,7 @@ class Guard:
 
     def _routed(self, driver: Driver, name: str, program: Program, operation: Operation) -> Flow:
         def asked(what: Operation) -> Flow:
-            # Waiters who are about to leave must not be late because they probe.
+            # A waiting call that is about to leave must not be late because it probes.
             attempt = self.breaker.attempt if what.probes else partial(self.breaker.attempt, probes=False)
             return self.guarded(self._prepared(driver, name, program, what), unmoved, attempt)
 
@@ -206,7 +206,7 @@ class Guard:
         if operation.on_both_sides and self.outage.local is not None:
 
             async def both(driver: Driver, *args: Any) -> Any:
-                # A permit does not say where it was taken; where it was not, giving it back does nothing.
+                # A permit does not tell which side granted it; giving it back on the other does nothing.
                 unmoved(*args)
                 return await primary(driver, *args)
 
@@ -229,7 +229,7 @@ class Guard:
     def guarded(
         self, ask: Twin[Any], outage: Apply, attempt: Callable[[], Attempt], *, at_leisure: bool = False
     ) -> Flow:
-        """The call that asks the primary, in time unless `at_leisure`; if it is gone, the outage's mode."""
+        """The function that asks the primary, within the timeout unless `at_leisure`, or else the mode."""
         if not (at_leisure or self.primary.instant):
             ask = Twin(partial(self._deadline.call, ask.call), partial(self._deadline.acall, ask.acall))
 
@@ -247,7 +247,7 @@ class Guard:
         return flow
 
     def _instead(self, damage: DamagedStateError, outage: Apply, args: tuple[Any, ...]) -> Any:
-        """What the mode answers for a key whose state is damaged; where it raises, that is what is raised."""
+        """The mode's answer for a key whose state is damaged; if the mode raises, it raises this error."""
         try:
             answer = outage(*args)
         except StoreUnavailableError:
@@ -259,7 +259,7 @@ class Guard:
         return answer
 
     def _prepared(self, driver: Driver, *what: Any, many: bool = False) -> Twin[Any]:
-        """The primary's own call, bound now, or at its first use if the primary is gone now."""
+        """The primary's call, bound now, or at its first use if the primary is gone now."""
         primary = self.primary
         bind: Callable[..., Callable[..., Any]]
         if driver is THREADS:
@@ -277,17 +277,17 @@ class Guard:
         if not self.breaker.is_open:
             with self.breaker.attempt():
                 bound = bind(*what)
-        return Twin(ask, ask)  # of its driver, which is the only one to ask it
+        return Twin(ask, ask)  # both forms: only one driver uses it
 
     def close(self) -> None:
-        """Answer no call any more."""
+        """Refuse all further calls."""
         self._closed = True
         if self.outage.local is not None:
             self.outage.local.close()
 
 
 def _each(flow: Flow) -> Flow:
-    """One call for each of several keys."""
+    """A flow that runs one call for each of several keys."""
 
     async def each(driver: Driver, keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
         return [await flow(driver, key, *args) for key in keys]
@@ -303,41 +303,41 @@ class ResilientStore(Store):
         >>> Shaper("10/s", name="stripe", store=store).reserve().delay
         0.0
 
-    An outage begins with a StoreUnavailableError, or when the store gives no answer within `timeout`. From
-    then on no call asks the primary, until a probe succeeds. A probe is the first call after a back-off of at
-    most 10 seconds, and may take `timeout` itself; calls that are about to leave do not probe. The logger
-    `shapekit.store` says once that the store is lost, and once that it is back.
+    An outage begins when a call raises StoreUnavailableError or gets no answer within `timeout`. From then on
+    no call asks the primary until a probe succeeds. A probe is the first call after a back-off of at most 10
+    seconds, and may itself take up to `timeout`; calls that are about to leave do not probe. The logger
+    `shapekit.store` logs once that the store is lost, and once that it is back.
 
     Let an outage last D seconds, from a worker's first call that fails to its first that is answered. For a
-    limit of `burst` and `rate` each mode then admits as follows. (Of a window or quota, its limit is the
-    burst, and its limit divided by its period the rate; if its periods follow the calendar or the epoch, one
-    limit more is possible.)
+    limit of `burst` and `rate`, each mode then admits as follows. (For a window or quota, the burst is its
+    limit, and the rate is its limit divided by its period; if its periods follow the calendar or the epoch,
+    one limit more is possible.)
 
     - `"raise"`: nothing. Calls raise StoreUnavailableError.
     - `"closed"`: nothing. Gates deny and shapers refuse, with the time to the next probe as `retry_after`.
-    - `"open"`: everything, without a delay. Holds are not kept.
-    - `"local"`: each worker limits by itself, at `share` of the limits, in its own memory. W workers
+    - `"open"`: everything, without a delay. Holds are not obeyed.
+    - `"local"`: each worker limits its own calls, at `share` of the limits, in its own memory. W workers
       admit at most `W * (max(1, floor(share * burst)) + share * rate * D)`: with `share = 1/W`, the rate
       and one burst more. If only some workers are busy, they admit less than the rate. A cost above the
-      share's burst is refused until the next probe. Holds placed before are not known.
+      share's burst is refused until the next probe. Holds from before the outage are not known.
 
     In every mode:
 
     - The primary does not count the calls that were admitted in an outage, so after its return it may admit
-      its burst once more. What it had admitted before still counts.
-    - Waiting calls keep their slots. Calls that wait when the side changes, in either direction, therefore
-      leave in addition to those that the other side admits.
+      its burst once more. Calls that it admitted before still count.
+    - Waiting calls keep their slots. So calls that wait when an outage begins or ends leave in addition to
+      those that the other side admits.
     - Each shard of a Redis Cluster is lost and found separately. A shard whose keys another one has taken
       over counts as found.
-    - A call whose answer is lost may cost a slot that no call uses; it is never charged twice there.
-    - A damaged state, or a value of another program, at one key is no outage. Calls of that key are answered
-      in the mode until the key is reset, or in `"raise"` raise what is wrong with it, and the logger says so
-      every 10 seconds at most. Other keys are limited as ever.
-    - A charge is given back on the side that charged it, or not at all: in an outage `cancel`, `settle` and
-      `refund` do not raise, and give nothing back.
+    - A call whose answer is lost may cost a slot that no call uses; the primary never charges it twice.
+    - A damaged state, or a value of another program, at one key is no outage. Until the key is reset, its
+      calls are answered in the mode; `"raise"` raises an error about the state. It is logged every 10 seconds
+      at most. Other keys are limited as always.
+    - A charge is given back on the side that charged it, or not at all: in an outage, `cancel`, `settle` and
+      `refund` of the primary's charges do not raise, and give nothing back.
     - Calls in flight (`concurrency=`) go on. For new calls, `"raise"` raises, `"closed"` refuses, `"open"`
       lets all leave uncounted, and `"local"` gives each worker `max(1, floor(share * limit))` permits of its
-      own. After its return the primary learns within a third of a lease which calls have ended, but never of
+      own. After its return, the primary learns within a third of a lease which calls have ended, but never of
       calls that began without it: these are in flight in addition to its limit until they end.
 
     A synchronous call runs on a thread of this store, so that the caller can give up a call that hangs; the
@@ -358,9 +358,9 @@ class ResilientStore(Store):
         part = _checked_share(on_outage, share)
         timeout_us = duration_us("timeout", timeout)
         self.primary = primary
-        """The store that is asked as long as it answers."""
+        """The store that is asked while it answers."""
         self.on_outage = on_outage
-        """What happens while it does not: "raise", "open", "closed" or "local"."""
+        """The mode while it does not answer: "raise", "open", "closed" or "local"."""
         self.clock = primary.clock
         self.shared = primary.shared
         self.instant = primary.instant
@@ -375,7 +375,7 @@ class ResilientStore(Store):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the primary, or a shard of it, is known to be gone, and not asked but by probes."""
+        """Whether the primary, or a shard of it, is known to be gone, so that only probes ask it."""
         self._forgive_the_replaced()
         return any(guard.breaker.is_open for guard in self._all())
 
@@ -404,7 +404,7 @@ class ResilientStore(Store):
     ) -> Flow:
         if not self._sharded:
             return self._whole.bound(driver, name, program, operation, many=many)
-        # What is to be prepared is prepared now, whichever shard is asked first.
+        # Prepare the call now, whichever shard is asked first.
         bound = {self._whole: self._whole.bound(driver, name, program, operation)}
 
         async def apply(driver: Driver, key: Key, *args: Any) -> Any:
@@ -484,7 +484,7 @@ class ResilientStore(Store):
     # inside
 
     def _guard(self, name: str, program: Program, key: Key) -> Guard:
-        """That of the shard where the key lies."""
+        """The guard of the shard that holds the key."""
         shard = self.primary.shard(name, program, key) if self._sharded else None
         if shard is None:
             return self._whole
@@ -495,7 +495,9 @@ class ResilientStore(Store):
         return guard
 
     def _forgive_the_replaced(self) -> None:
-        """A lost shard whose keys are another's by now is asked no more, so no probe would find it again."""
+        """Close the breaker of a lost shard whose keys another one has: it is asked no more, so no probe
+        would.
+        """
         for shard, guard in list(self._guards.items()):
             if guard.breaker.is_open and guard.asked_last is not None:
                 owner = self.primary.shard(*guard.asked_last)
@@ -519,15 +521,15 @@ def _checked_share(on_outage: str, share: Any) -> Fraction | None:
 
 FIRST_BACK_OFF_US = 250_000
 LONGEST_BACK_OFF_US = 10 * SECOND_US
-"""Each back-off is cut by up to half, at random, so that many workers do not probe together."""
+"""The longest back-off. Each is cut by up to half, at random, so that workers do not probe together."""
 
 _NOT_ASKING = -1
 
 
 class Breaker:
-    """Opens when a store is lost, closes when a probe succeeds, and says once that it did either.
+    """Opens when a store is lost, closes when a probe succeeds, and logs each of these once.
 
-    A probe that never ends holds the others up for twice `patience_us`, then another one may try.
+    A probe that never ends delays the next one by twice `patience_us`.
     """
 
     def __init__(self, clock: Clock, what: Callable[[], str], patience_us: int) -> None:
@@ -545,28 +547,28 @@ class Breaker:
         self.is_open = False
 
     def attempt(self, *, probes: bool = True) -> Attempt:
-        """One call's attempt: what comes of it is told to the breaker when the context ends."""
+        """A context manager for one call's attempt, which reports its outcome to the breaker."""
         term = self._term
         if self.is_open:
             term = self._probe() if probes else _NOT_ASKING
         return Attempt(self, term)
 
     def probe_in_us(self) -> int:
-        """How long until a caller may ask again; at least 1. Where any may, for one key was no answer: not at
-        once.
+        """How long until a call may ask again, at least 1. If the breaker is closed, a single key got no
+        answer: the first back-off.
         """
         return max(1, self._due_us - self._clock.now_us()) if self.is_open else FIRST_BACK_OFF_US
 
     def refuse(self, *_: Any) -> Any:
-        """Raise what a caller is told who may not ask."""
+        """Raise the error for a call that may not ask."""
         wait = span_words(self.probe_in_us())
         raise StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
 
     def _probe(self) -> int:
-        """The term in which this caller asks; `_NOT_ASKING` if it may not."""
+        """The term in which this call asks; `_NOT_ASKING` if it may not."""
         with self._lock:
             now = self._clock.now_us()
-            # A clock that was put back must not keep all callers waiting until it has caught up.
+            # A clock that was put back must not keep all calls from asking until it has caught up.
             if self.is_open and self._asked_us <= now < self._due_us:
                 return _NOT_ASKING
             if self.is_open:
@@ -574,7 +576,7 @@ class Breaker:
             return self._term
 
     def lost(self, term: int, cause: BaseException) -> None:
-        """An attempt failed. One that began in an earlier term says nothing about this one."""
+        """An attempt failed. If it began in an earlier term, it means nothing for this one."""
         with self._lock:
             if term != self._term:
                 return
@@ -607,11 +609,11 @@ class Breaker:
             EVERYWHERE.tell(StoreBack(self._what(), away_us / SECOND_US))
 
     def replaced(self) -> None:
-        """Another one has what was lost: it will not be asked for here any more."""
+        """Another shard has the keys of the lost one, which is not asked any more."""
         self.answered(self._term)
 
     def undecided(self, term: int) -> None:
-        """An attempt ended without telling anything: if it was a probe, the next caller makes another."""
+        """An attempt ended without a result: if it was a probe, the next call makes another one."""
         with self._lock:
             if self.is_open and term == self._term:
                 self._due_us = self._asked_us
@@ -623,9 +625,9 @@ class Breaker:
 
 
 class Attempt:
-    """One call's attempt to ask. It swallows StoreUnavailableError: the caller answers otherwise then.
+    """One call's attempt to ask. It swallows StoreUnavailableError, after which the mode answers the call.
 
-    That a state is damaged is an answer of the store.
+    DamagedStateError is an answer of the store: it is not swallowed.
     """
 
     __slots__ = ("_breaker", "_term")
@@ -647,7 +649,7 @@ class Attempt:
             self._breaker.lost(self._term, error)
             return True
         elif isinstance(error, GeneratorExit):
-            process.in_background(self._breaker.undecided, self._term)  # thrown away, it takes no lock
+            process.in_background(self._breaker.undecided, self._term)  # a dropped coroutine takes no lock
         else:
             self._breaker.undecided(self._term)
         return False
@@ -660,19 +662,19 @@ def _say(message: str, *args: object) -> None:
 
 
 _IDLE_S = 10.0
-"""How long a thread without work is kept."""
+"""How long an idle thread is kept."""
 _MOST_OVERDUE = 32
-"""Calls that hang on after they were given up; with more, no call asks until some of them end."""
+"""How many calls may still hang after they were given up; beyond that, no call asks until some end."""
 
 
 _Told: TypeAlias = "SimpleQueue[tuple[Any, BaseException | None]]"
-"""Where the answer of a call comes, or its error."""
+"""The queue for the answer of a call, or its error."""
 _Job: TypeAlias = "tuple[Callable[[], Any], _Told]"
 _Inbox: TypeAlias = "SimpleQueue[_Job | None]"
 
 
 class Deadline:
-    """Waits at most `timeout_us` for each call; those that are not awaited it makes on threads of its own."""
+    """Waits at most `timeout_us` for each call; synchronous calls are made on its own threads."""
 
     def __init__(self, timeout_us: int) -> None:
         self._timeout_us = timeout_us
@@ -681,12 +683,12 @@ class Deadline:
         _DEADLINES.add(self)
 
     def begin(self) -> None:
-        """Without threads: at first, and in a forked child, because they are its parent's."""
+        """Start without threads: at first, and in a forked child, since they are its parent's."""
         self._idle: deque[_Inbox] = deque()
         self._overdue: set[_Told] = set()
 
     def call(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What `call` answers in time, or StoreUnavailableError."""
+        """The answer of `call`, or StoreUnavailableError if it takes too long."""
         if len(self._overdue) >= _MOST_OVERDUE:
             raise StoreUnavailableError(f"{len(self._overdue)} calls to it hang")
         told: _Told = SimpleQueue()
@@ -698,7 +700,7 @@ class Deadline:
             try:
                 process.start_thread(worker)
             except StoreUnavailableError:
-                return call(*args)  # without a thread, it may take its time
+                return call(*args)  # without a thread, the call cannot be given up
         inbox.put((partial(copy_context().run, call, *args), told))
         try:
             answer, error = told.get(timeout=self._timeout_us / SECOND_US)
@@ -725,7 +727,7 @@ class Deadline:
         return StoreUnavailableError(f"no answer within {span_words(self._timeout_us)}")
 
     def close(self) -> None:
-        """Let the threads go; one that hangs in a call goes when the call ends."""
+        """End the threads; a thread that hangs in a call ends when the call does."""
         self._closed = True
         while self._idle:
             with suppress(IndexError):  # a call may just have taken it
@@ -739,12 +741,12 @@ class Deadline:
                 answer = work()
             except BaseException as raised:
                 error = raised
-            # Idle first: a caller that is answered and asks again at once finds this thread.
+            # Idle first, so that a caller that asks again right after its answer finds this thread.
             if not self._closed:
                 self._idle.append(inbox)
             told.put((answer, error))
             self._overdue.discard(told)
-            # While nothing is to be done, nothing is kept alive.
+            # An idle thread must not keep objects alive.
             del job, work, told, answer, error
             if self._closed:
                 return
@@ -756,7 +758,7 @@ class Deadline:
             try:
                 self._idle.remove(inbox)
             except ValueError:
-                # Somebody has just taken this thread.
+                # Another call has just taken this thread.
                 return inbox.get()
             return None
 

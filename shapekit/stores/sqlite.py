@@ -1,7 +1,7 @@
-"""SQLiteStore: the truth of one host, in a file, without a server.
+"""SQLiteStore: states in a file, shared by the processes of one host without a server.
 
-SqliteSurvey: all states in such a file, read without changing anything. It has a connection of its own
-that cannot write, and never queues for the lock: decisions do not notice it.
+SqliteSurvey: reads all states in such a file without changing anything. It uses its own read-only connection
+and never waits for the lock, so that it does not delay decisions.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from shapekit.stores.sqlite_file import APPLICATION, PATIENCE_S, VERSION, Execut
 __all__ = ["SQLiteStore"]
 
 Row: TypeAlias = tuple[int, str, int, int, int]
-"""id, state, the number of the program that wrote it, when it may be swept, and when it is idle."""
+"""id, state, the number of the program that wrote it, when the row may be swept, and when it is idle."""
 Place: TypeAlias = tuple[int, str, bytes]
-"""The number of the name, the part of the composite if the parts have keys of their own, and the key."""
+"""The number of the name, the part of a composite whose parts have keys of their own, and the key."""
 
 _BATCH = 16
-"""Idle records that one call removes at most."""
+"""How many idle records one call removes at most."""
 _PAUSE_US = 1_000_000
-"""How long sweeping rests when nothing more was idle."""
+"""How long sweeping pauses after it has found no more idle records."""
 _LINGER_US = 1_000_000
-"""How long an idle record is kept, so that a clock that goes back a little still finds it."""
+"""How long an idle record is kept, so that it is still there if a clock goes back a little."""
 _SPAN_BITS = 24
-"""Idle records are found by the 17 s in which they became idle: an index by the microsecond would have to
-be changed with every call."""
+"""Idle records are indexed by the span of 17 s in which they became idle: an index by the microsecond would
+change with every call."""
 _LATEST_US = 2**62
 
 _FIND = "SELECT id, state, program, sweep_at, expires_us FROM records WHERE name = ? AND part = ? AND key = ?"
@@ -82,7 +82,7 @@ _ADD = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RESET = "UPDATE records SET state = 'null', expires_us = 0, sweep_at = 0 WHERE id = ?"
-"""The time at which it was written still counts."""
+"""Makes a record cold. It keeps the time at which it was written."""
 _IDLE = "SELECT id, expires_us, written_us FROM records WHERE sweep_at < ? LIMIT ?"
 _SWEPT = "UPDATE host SET swept_us = max(swept_us, ?), highest_us = max(highest_us, ?)"
 _LIVE = (
@@ -100,15 +100,15 @@ _WRITERS = (
 
 
 class SQLiteStore(Store):
-    """The processes of one host share their limits through a file: `SQLiteStore("limits.db")`.
+    """Shares limits between the processes of one host through a file: `SQLiteStore("limits.db")`.
 
-    Each call is one transaction under a lock; a process that is killed leaves nothing half done. The
-    file and its companions (`-wal`, `-shm`, `-lock`) belong on a local disk. Time is that of the host
-    since it started, so a system clock that is set changes nothing; only calendar quotas follow it.
+    Each call is one transaction under a lock; a process that is killed leaves nothing half done. The file and
+    its companions (`-wal`, `-shm`, `-lock`) belong on a local disk. Time is measured since the host started,
+    so setting the system clock changes nothing; only calendar quotas follow it.
 
-    Threads may share one store, and so may a process and its forks. On an event loop a worker thread
-    does the work; a task that is cancelled meanwhile gives back what was taken for it. A call that does
-    not get the file within seconds, and any trouble with the file, is a StoreUnavailableError.
+    Threads may share one store, and so may a process and its forks. On an event loop a worker thread does the
+    work; if a task is cancelled meanwhile, what was taken for it is given back. A call that does not get the
+    file within seconds, or has any trouble with it, raises StoreUnavailableError.
     """
 
     shared = True
@@ -121,7 +121,7 @@ class SQLiteStore(Store):
         self._kinds: dict[str, str] = {}
         self._records = _Records(_absolute(path), self.clock)
         self._file = self._records.file
-        # It is opened: whatever is wrong with the file is told at once.
+        # Open the file now, so that any trouble with it is raised here.
         self._file.transact(lambda _: None)
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
@@ -191,7 +191,7 @@ class SQLiteStore(Store):
         return self._file.transact(forget)
 
     def remove(self, seen: LiveKey) -> None:
-        """Reset a key whose program is not known, and no other."""
+        """Reset this key, whose program need not be known, and no other."""
 
         def forget(execute: Execute) -> None:
             for place, number in self._records.live(execute, seen.shown):
@@ -205,12 +205,12 @@ class SQLiteStore(Store):
         return iter([shown(*place) for place, _ in live])
 
     def survey(self, prefix: str = "") -> Iterator[LiveKey]:
-        """The live keys with their programs and states, to look at; it does not wait for the file."""
+        """The live keys with their programs and states; reading them does not wait for the lock."""
         check_prefix(prefix)
         return SqliteSurvey(self._file.path, self.clock).live_keys(prefix)
 
     def programs(self, name: str) -> list[Described]:
-        """The programs that are known to write under a name: of live keys, and of idle ones still here."""
+        """The programs that have written under a name, as far as records of theirs are still in the file."""
         rows = self._file.transact(lambda execute: execute(_WRITERS, (plain_bytes(name),)).fetchall())
         return known_programs([text for (text,) in rows])
 
@@ -225,10 +225,10 @@ class SQLiteStore(Store):
         return f"SQLiteStore({self._file.path!r})"
 
     def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
-        """What an operation does in a transaction."""
+        """The function that runs an operation in a transaction."""
         records, settings = self._records, self.settings(settings_name(name, program))
         own = self._decider(name, program, operation)
-        # Of programs with limits that were set, those that decided last are kept.
+        # Programs with the limits of overrides are cached.
         others = lru_cache(lambda other: self._decider(name, other, operation))
 
         def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
@@ -242,7 +242,7 @@ class SQLiteStore(Store):
         return run
 
     def _decider(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
-        """`_runner`, whatever operators have set."""
+        """`_runner` for one program, without regard to overrides."""
         kind = self._kinds.setdefault(name, program.kind)
         if not of_one_kind(kind, program.kind):
             raise of_two_kinds(name, kind, program)
@@ -261,7 +261,7 @@ class SQLiteStore(Store):
             number = records.numbered(execute, description)
             place = _place_of(space, "", key)
             row = records.find(execute, place)
-            # Before a cold key moves `now`: that is no step of the date.
+            # Computed before a cold key moves `now`, which does not change the date.
             skew = clock.wall_us() - now if civil else 0
             if row is None:
                 now, state = records.cold_at(execute, now), None
@@ -320,7 +320,7 @@ def _absolute(path: object) -> str:
 
 
 class _Records:
-    """Every method takes `execute`, which `records.file.transact` gives."""
+    """The tables of one file. Every method takes `execute`, which `records.file.transact` provides."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self.file = SharedFile(path, self._meet)
@@ -332,7 +332,7 @@ class _Records:
         self._sweep_due_us = 0
 
     def named(self, execute: Execute, name: str, program: Program) -> int:
-        """The number of a name; ConfigError if states of another kind live under it."""
+        """The number of a name; ConfigError if it has live states of another kind."""
         if self._life != self.file.life:
             self._life = self.file.life
             self._names.clear()
@@ -352,7 +352,7 @@ class _Records:
         return int(number)
 
     def hear(self, execute: Execute, settings: Settings) -> None:
-        """See that the process knows what operators have set."""
+        """Read the overrides of a name if the process does not know the ones in force."""
         name = plain_bytes(settings.name)
         row = execute(_VERSION_OF, (name,)).fetchone()
         version = "" if row is None else str(row[0])
@@ -389,7 +389,7 @@ class _Records:
     def taken_over(
         self, execute: Execute, name: str, key: str, row: Row, program: Any, number: int, now: int, skew: int
     ) -> Any:
-        """The state in a row, as one of the program that has this number."""
+        """The state in a row, as a state of `program`, which has this number."""
         if row[2] == number:
             return self.state(name, key, row, program)
         try:
@@ -397,8 +397,8 @@ class _Records:
             state = self.state(name, key, row, writer)
             return continued(name, key, program, state, writer, now, skew)
         except ConfigError:
-            # Of another kind, or of a version that knows more. What is idle may go: it would stay for
-            # ever, since a call that fails sweeps nothing.
+            # The state is of another kind, or of a later version of shapekit. An idle one is dropped here: it
+            # would stay for ever, since a call that fails sweeps nothing.
             if row[4] <= now:
                 return None
             raise
@@ -417,7 +417,7 @@ class _Records:
         return state
 
     def cold_at(self, execute: Execute, now: int) -> int:
-        """The time a cold key starts at: not before a time at which one that was swept was not cold yet."""
+        """The time that a cold key starts at: not before a time at which a swept key was not cold yet."""
         return max(now, int(execute("SELECT swept_us FROM host").fetchone()[0]))
 
     def keep(
@@ -453,7 +453,7 @@ class _Records:
         return [found for found in live if shown(*found[0]).startswith(prefix)]
 
     def _meet(self, execute: Execute) -> None:
-        """Agree with the other processes on the time."""
+        """Agree on the time with the other processes that share the file."""
         clock = self._clock
         if isinstance(clock, HostClock) and clock.agree(execute):
             execute("UPDATE host SET boot = ?, offset_us = ?", (clock.boot(), clock.offset_us))
@@ -465,7 +465,7 @@ def _place_of(name: int, part: str, key: str) -> Place:
 
 
 AT_ONCE = 1_000
-"""Rows of one transaction: while one lasts, the log cannot be emptied."""
+"""How many rows one transaction reads: the log cannot be emptied during a transaction."""
 _ROWS = (
     "SELECT records.id, names.name, part, key, program, state FROM records JOIN names"
     " ON names.id = records.name WHERE records.id > ? AND expires_us > ? ORDER BY records.id LIMIT ?"
@@ -473,17 +473,17 @@ _ROWS = (
 
 
 class SqliteSurvey:
-    """Looks again and again; it remembers what programs are, for that never changes."""
+    """Reads the live keys; it can be used repeatedly, and caches descriptions, which never change."""
 
     def __init__(self, path: str, clock: Clock | None = None) -> None:
-        """Without a `clock`, time is what the processes that share the file have agreed on."""
+        """Without a `clock`, the time is the one that the processes that share the file have agreed on."""
         self._path = path
         self._agrees = clock is None
         self._clock: Clock = HostClock() if clock is None else clock
         self._programs: dict[int, Described | None] = {}
 
     def live_keys(self, prefix: str) -> Iterator[LiveKey]:
-        """The live keys whose `name:key` begins with the prefix, in the order in which they first came."""
+        """The live keys whose `name:key` begins with the prefix, in the order of their first use."""
         try:
             uri = f"{Path(self._path).absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S, isolation_level=None)) as file:

@@ -1,14 +1,14 @@
 """SharedFile: one SQLite file that the processes of a host use in turn.
 
-They queue at a lock of our own, `FileLock`, on a file beside the database: SQLite's own waiting lets a
-writer starve for seconds. The system lets go of that lock when its process dies, however it dies. It is
-`BEGIN IMMEDIATE` that makes them safe, also where the file of the lock is removed, and where the system
-has no such locks (Windows): there the lock locks nothing, and SQLite's waiting is what is left.
+They wait for a separate lock, `FileLock`, on a file beside the database, because SQLite's own waiting lets a
+writer starve for seconds. The operating system releases the lock when its process dies, however it dies.
+Safety comes from `BEGIN IMMEDIATE`, even if the lock file is removed or the system has no such locks
+(Windows): there the lock does nothing, and processes wait as SQLite does.
 
-What is committed survives the death of any process. A machine that loses power may lose the last
-moments (the log is synced at checkpoints only), but never the file.
+A committed transaction survives the death of any process. A machine that loses power may lose the last
+moments (the log is synced only at checkpoints), but never the file.
 
-HostClock: one timeline for all processes of a host, on which the file's have agreed.
+HostClock: one timeline for all processes of a host, which the users of the file have agreed on.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ except ImportError:  # pragma: no cover - Windows
     _fcntl = None
 
 _LOOK_S = 0.000_2
-"""How often it is looked whether the lock is free; on average, so that no two keep step."""
+"""How often a process checks whether the lock is free, on average: at random, so that no two keep step."""
 _SELDOM_S = 0.02
-"""The same where so many look that the processors are busy, and the one that has the lock waits for them."""
+"""The same if so many processes check that the processors are busy and delay the one that has the lock."""
 _REST = 50
-"""For how many times as long as it was woken late a process leaves the processors alone."""
+"""A process that was woken late pauses for this many times as long as it was late."""
 
 
 PRIVATE = 0o600
-"""The mode of what is made here: whatever the umask is, only the owner reads or writes it."""
+"""The mode of new files: only the owner may read or write them, whatever the umask is."""
 
 
 class FileLock:
-    """Opens the file when it is first taken, which stays; `close` lets go too.
+    """A lock on a file, which is opened when it is first acquired and never deleted. `close` also releases.
 
-    It lies beside the file `of` which it is, not beside a link to that. A new one is for all who may use that
-    file, or private where that is not there yet.
+    The lock file is beside the file `of` which it is the lock, even if that is given by a link. A new one
+    gets the permissions of that file, or is private if that does not exist yet.
     """
 
     def __init__(self, of: str) -> None:
@@ -65,7 +65,7 @@ class FileLock:
         """Wait for the lock; False if that takes too long."""
         gives_up, pause_s = None, _LOOK_S
         while True:
-            # A signal handler that forks meanwhile has closed it.
+            # A signal handler that has forked meanwhile has closed it.
             if not self.opened:
                 self._open()
             if _fcntl is None:
@@ -80,7 +80,7 @@ class FileLock:
                     return False
                 asked_s = random.uniform(0, 2 * pause_s)  # noqa: S311 - no secret
                 time.sleep(asked_s)
-                # Not by how long it has waited: those that came first would be passed over.
+                # Not by how long this process has waited: that would put the first comers last.
                 late_s = time.monotonic() - now - asked_s
                 pause_s = min(max(_LOOK_S, _REST * (late_s - _LOOK_S)), _SELDOM_S)
             else:
@@ -97,7 +97,7 @@ class FileLock:
         self.opened.clear()
 
     def _open(self) -> None:
-        # Opened and known to be open in one go: a signal handler that raises comes before both or after both.
+        # Opened and recorded in one C call: a signal handler that raises comes before or after both.
         opener = partial(os.open, mode=PRIVATE)
         path = f"{os.path.realpath(self._of)}-lock"
         try:
@@ -116,7 +116,7 @@ PATIENCE_S = 5.0
 """How long a call waits for the other threads of its process, and then for the other processes."""
 
 LOOK_EVERY_S = 0.1
-"""How often a store in use looks whether its file was removed or replaced: until then it has the old one."""
+"""How often a store in use checks whether its file was removed or replaced."""
 
 APPLICATION = 0x53484B54
 VERSION = 2
@@ -151,33 +151,33 @@ _FIXES = {
 
 
 class SharedFile:
-    """A database that is used in transactions: no other thread, in any process, is in one meanwhile.
+    """A database that is used in transactions, only one at a time over all threads and processes.
 
-    The connection is made when it is needed, is closed while the process forks, and after any trouble.
+    The connection is opened when it is needed, and closed while the process forks and after any trouble.
     """
 
     def __init__(self, path: str, met: Callable[[Execute], object]) -> None:
         """`met` is called in a transaction with each new connection."""
         self.path = path
         self.life = 0
-        """Changes when rows that were seen may be gone: with each connection and each rollback."""
+        """Changes when rows that were read may be gone: with each connection and each rollback."""
         self._met = met
         self._turn = process.lock()
         self._lock = FileLock(path)
         self._connections: list[sqlite3.Connection] = []
-        """The connection, once it is there."""
+        """The connection, once it is open."""
         self._is_whole = False
-        """Whether connection and lock are there and at rest; where they are not, they are closed."""
+        """Whether connection and lock are open and in no transaction; otherwise they are closed."""
         self._closed = False
         self._identity: tuple[object, ...] = ()
         self._look_at = 0.0
         _FILES.add(self)
 
     def transact(self, work: Callable[[Execute], T]) -> T:
-        """What `work` returns, in a transaction that is committed, or rolled back if it raises.
+        """Run `work` in a transaction and return its result; roll back if it raises.
 
-        No context manager: what one that is written in Python has taken is lost where a signal handler
-        raises before its block begins.
+        This is not a context manager: if a signal handler raises before the block of one that is written in
+        Python begins, what it has taken is never released.
         """
         if process.is_inside(self._turn):
             raise StoreUnavailableError(
@@ -186,7 +186,7 @@ class SharedFile:
             )
         taken: list[bool] = []
         try:
-            # Taken and known to be taken in one go: a signal handler that raises comes before both or after.
+            # Taken and recorded in one C call: a signal handler that raises comes before or after both.
             taken += starmap(self._turn.acquire, ((True, PATIENCE_S),))
             if True not in taken:
                 self._starve("another thread")
@@ -197,7 +197,7 @@ class SharedFile:
                 raise
             raise told from error
         finally:
-            # Calls of C alone, each the first of its `finally`: further signals skip none of them.
+            # Only C calls, each the first of its `finally`: further signals skip none of them.
             try:
                 if True in taken and not self._is_whole:
                     for connection in self._connections:
@@ -212,18 +212,18 @@ class SharedFile:
                         self._turn.release()
 
     def close(self) -> None:
-        """For good."""
+        """Close the file for good."""
         with self._turn:
             self._closed = True
             self.disconnect()
 
     def __del__(self) -> None:
-        # Where its making was interrupted, there is nothing yet to let go of.
+        # If `__init__` was interrupted, there may be nothing to close.
         with suppress(AttributeError):
             self.disconnect()
 
     def resting(self) -> Iterator[None]:
-        """Before a fork, which no connection may cross: finish what is going on, and let go."""
+        """For a fork, which no connection may cross: wait for the transaction under way, and disconnect."""
         with self._turn:
             self.disconnect()
             yield
@@ -269,7 +269,7 @@ class SharedFile:
             raise ConfigError("path", self.path, "is a directory", "name a file in it")
 
     def _look(self) -> None:
-        """Stay with the path: a file that was removed is open still, and would be a truth of its own."""
+        """Reopen the path if its file was removed or replaced: the old file is still open, but not shared."""
         self._look_at = time.monotonic() + LOOK_EVERY_S
         now = self._inodes()
         if now == self._identity:
@@ -278,7 +278,7 @@ class SharedFile:
         if not self._lock.acquire(PATIENCE_S):
             self._starve("another process")
         if now[0] != self._identity[0] and now[1] == self._identity[1]:
-            # The log of the old file must not be taken for that of the new one.
+            # The log of the old file must not be applied to the new one.
             self._remove_log()
         warn(
             "%r or a file beside it was removed or replaced while it was in use: its limits go on from what"
@@ -287,7 +287,7 @@ class SharedFile:
         )
 
     def _names(self) -> tuple[str, str, str]:
-        """The file, whatever leads to it, its log, and the index of that."""
+        """The file with links resolved, its log, and the index of the log."""
         database = os.path.realpath(self.path)
         return database, f"{database}-wal", f"{database}-shm"
 
@@ -318,14 +318,14 @@ class SharedFile:
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
     def _make_private(self) -> None:
-        """Make the file if it is not there: SQLite would let all read it. Its companions get its mode.
+        """Make the file if there is none: SQLite would let all users read it. Its companions get its mode.
 
-        One that is there is never opened here: closing it would end SQLite's own locks on it. Where it is
-        not, a log beside it is that of a file that was removed, and a process that has that open finds it so.
+        An existing file is never opened here: closing it would end SQLite's own locks on it. If there is
+        none, a log beside it is left from a removed file; processes that have that open will notice as well.
         """
         made = (self._names()[0], os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE)
         with suppress(FileExistsError):
-            # Opened and closed in one go.
+            # Opened and closed in one C call, which no signal handler interrupts.
             list(map(os.close, starmap(os.open, (made,))))
             self._remove_log()
 
@@ -337,11 +337,11 @@ class SharedFile:
         if version != VERSION and tables:
             fix = "name another file"
             raise ConfigError("path", self.path, f"has format {version}, and this version {VERSION}", fix)
-        # A process that was killed in between leaves the settings without the tables.
+        # A process that was killed in between has left the settings without the tables.
         return not tables
 
     def disconnect(self) -> None:
-        """Let go of the file until it is used again."""
+        """Close the file until it is used again."""
         self._is_whole = False
         for connection in self._connections:
             connection.close()
@@ -349,7 +349,7 @@ class SharedFile:
         self._lock.close()
 
     def _told(self, error: BaseException) -> StoreUnavailableError | None:
-        """What is told instead of trouble with the file; None for anything else."""
+        """The StoreUnavailableError for trouble with the file; None for any other error."""
         if not self._connections and (isinstance(error, sqlite3.ProgrammingError) or is_misfit(error)):
             return StoreUnavailableError(
                 f"{self.path!r} was let go while this thread used it, by a finalizer or signal handler that "
@@ -374,7 +374,7 @@ class SharedFile:
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """What a path leads to."""
+    """Device and inode of the file at a path; None if there is none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -382,7 +382,7 @@ def _inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-# Where a fork has come without warning, the child leaves what was open to its parent.
+# If a fork came without warning, the child leaves the open file to its parent.
 _FILES = process.begin_anew(SharedFile.disconnect)
 process.resting(lambda: map(SharedFile.resting, _FILES))
 
@@ -398,14 +398,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class HostClock(RealClock):
     """The time since the host started, counted from an epoch time that all processes agree on.
 
-    It does not step, whatever is done to the system's date, and where the system has a clock that
-    goes on while the machine sleeps, it is that one. Civil time is the system's.
+    It does not step, however the system's date is set. If the system has a clock that goes on while the
+    machine sleeps, it is used. Civil time is the system's.
     """
 
     __slots__ = ("offset_us",)
 
     offset_us: int
-    """The epoch time at which the host started, as its processes agreed."""
+    """The epoch time at which the host started, as its processes have agreed."""
 
     def __init__(self) -> None:
         self.offset_us = self.wall_us() - self.ticks_us()
@@ -414,24 +414,24 @@ class HostClock(RealClock):
         return self.ticks_us() + self.offset_us
 
     def ticks_us(self) -> int:
-        """The time since the host started: the same in all its processes."""
+        """The time since the host started, which is the same in all processes."""
         return _ticks_ns() // 1_000
 
     @staticmethod
     @cache
     def boot() -> str:
-        """Which start of the host this is, where the system can tell; else an empty text."""
+        """The id of this start of the host, if the system has one; else an empty text."""
         try:
             return _BOOT_ID.read_text(encoding="ascii").strip()
         except OSError:
             return ""
 
     def agree(self, execute: Execute) -> bool:
-        """Take over the offset on which a file's processes have agreed; whether a new one is to be written.
+        """Adopt the offset that the users of a file have agreed on; returns whether it has to be rewritten.
 
-        Time never goes back before the highest that they have seen: where the date was set back while the
-        host was down, the timeline goes on from there. Where the system cannot tell one start from another,
-        the old offset is kept as long as it leads to no earlier time.
+        Time never goes back before the highest that they have seen: if the date was set back while the host
+        was down, the timeline goes on from there. If the system cannot tell one start from another, the old
+        offset is kept as long as it leads to no earlier time.
         """
         boot, agreed_us = execute("SELECT boot, offset_us FROM host").fetchone()
         here, ticks_us, offset_us = self.boot(), self.ticks_us(), agreed_us

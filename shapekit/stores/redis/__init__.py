@@ -1,4 +1,4 @@
-"""RedisStore: one truth for all workers on all hosts."""
+"""RedisStore: states on a Redis server, shared by workers on any number of hosts."""
 
 from shapekit.errors import missing
 

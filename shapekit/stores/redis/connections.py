@@ -1,19 +1,19 @@
 """Connections: one command to the right Redis server and its reply, once.
 
-A client may repeat a command whose reply was lost, and so consume twice; the clients of redis-py do by
-default. Here a command is sent on a connection that no other call uses meanwhile, and never again, unless
-the server itself has said that it did not run it. Where a reply is lost the caller is told that the store
-is unavailable, and at most this one call was charged for nothing.
+A client that repeats a command whose reply was lost may consume twice; the clients of redis-py do so by
+default. Here a command is sent once, on a connection that no other call uses meanwhile; it is sent again only
+if the server itself has said that it did not run it. If a reply is lost, the call raises
+StoreUnavailableError, and at most this one call was charged for nothing.
 
 - `OwnConnections`, `AsyncOwnConnections`: the pool of a client that the store made. The connection that was
-  used last is used next. It is examined only where it was idle for a while: that takes as long as the command
-  itself. Where another one has failed since, it is closed: a server that has lost its power, or a firewall
-  that has forgotten its connections, ends none of them, so that each would look whole and fail in its turn.
-  A caller's own client lends its connections by its own pool's rules.
-- A server that is a replica by now has not run the command. Its connection is closed, for whatever leads to
-  the primary (a name, a Sentinel) may lead to another server by now, and the command is sent once more.
-- `Link`: the way from a command to its server, through a cluster or a Sentinel.
-- `Map`: what a cluster's client knows of its servers, whom to doubt, and where to go on to.
+  used last is used next. It is tested only after it was idle for a while, since the test takes as long as the
+  command itself. If another connection has failed meanwhile, it is closed: when a server loses its power, or
+  a firewall forgets its connections, none of them is ended, so each would look sound and then fail. A client
+  that the caller made lends its connections by the rules of its own pool.
+- A server that has become a replica has not run the command. Its connection is closed, because the name or
+  the Sentinel that leads to the primary may now lead to another server, and the command is sent once more.
+- `Link`: sends a command to its server, through a cluster or a Sentinel.
+- `Map`: what a cluster's client knows of its servers, which of them are doubted, and redirections.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from shapekit.errors import StoreUnavailableError
 
 REDIRECTIONS_AT_MOST = 5
 REFRESH_PAUSE_S = 1.0
-"""How often a cluster whose servers fail is asked how it stands now."""
+"""How often the map of a cluster is read again while its servers fail."""
 _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
 _APART = (AskError, ClusterCrossSlotError)
-"""What a client gets that knows nothing of clusters: a key lies elsewhere, or those of a call lie apart."""
+"""The errors that a plain client gets from a cluster: a key is elsewhere, or the keys of a call are apart."""
 
 
 class Map:
-    """What a cluster's client knows of the servers, and which of them not to believe.
+    """What a cluster's client knows of the servers, and which of them are doubted.
 
-    Only for a key of a doubted server is the map read again: what happens to one shard costs the keys
-    of the others nothing.
+    The map is read again only for keys of doubted servers: trouble with one shard costs the keys of the
+    others nothing.
     """
 
     def __init__(self, client: Any) -> None:
@@ -72,7 +72,7 @@ class Map:
         self._read_at = -REFRESH_PAUSE_S
 
     async def routed(self, driver: Driver, command: tuple[Any, ...]) -> Any:
-        """The reply of the server that has the key of a command, or of the one that it is sent on to."""
+        """The reply of the server that has the key of a command, after redirections."""
         node = await self._owner(driver, key_of(command))
         reply, asking = None, False
         for _ in range(REDIRECTIONS_AT_MOST):
@@ -93,7 +93,7 @@ class Map:
         return reply
 
     def server_of(self, key: bytes) -> str | None:
-        """The name of the server that has this key, as far as is known."""
+        """The name of the server that has this key, if it is known."""
         node = self._known(key)
         return None if node is None else str(node.name)
 
@@ -109,7 +109,7 @@ class Map:
         return node
 
     async def _named(self, driver: Driver, reply: AskError) -> Any:
-        """The server that a reply names, which may be new. Clients may reach it at another address."""
+        """The server that a redirection names, which may be new and have another address for clients."""
         host, port = self._client.nodes_manager.remap_host_port(reply.host, reply.port)
         node = self._client.get_node(host=host, port=port)
         if node is None:
@@ -120,7 +120,7 @@ class Map:
         return node
 
     async def _is_read(self, driver: Driver) -> bool:
-        """Read the map again; whether a server has told it."""
+        """Read the map again; returns whether a server has answered."""
         initialize = self._client.nodes_manager.initialize
         try:
             await driver.ask(Twin(initialize, initialize))
@@ -146,29 +146,28 @@ class Map:
 
 
 def key_of(command: tuple[Any, ...]) -> bytes:
-    """The key that decides where a command goes: behind the script and the count of keys, or first."""
+    """The key that decides where a command goes: after the script and the number of keys, or first."""
     key: bytes = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
     return key
 
 
 TRUSTED_S = 0.5
-"""How long an idle connection is taken to be whole."""
+"""How long an idle connection is assumed to be sound."""
 KEPT_S = 60.0
-"""How long a connection may be idle: load balancers and firewalls on the way drop idle ones after minutes,
-and tell neither end."""
+"""How long a connection may be idle: load balancers and firewalls silently drop idle ones after minutes."""
 
 
 def packed(command: tuple[Any, ...]) -> bytes:
-    """A command as it goes over the wire."""
+    """A command in the wire format of Redis."""
     words = [word if word.__class__ is bytes else str(word).encode() for word in command]
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
 class OwnConnections:
-    """Ours alone, at most as many as the pool allows; a thread that finds none free waits, and gives up if no
-    call has got an answer for as long as one may take.
+    """Connections that only this store uses, at most as many as the pool allows. A thread that finds none
+    free waits, and gives up if no call has got an answer for as long as an answer may take.
 
-    Idle ones are whole: one whose call was given up in the midst of it is closed and never seen again.
+    Idle connections have no reply pending: if a call is given up in the middle, its connection is closed.
     """
 
     def __init__(self, pool: Any, patience_s: float) -> None:
@@ -186,13 +185,13 @@ class OwnConnections:
             self._permits.put(None)
 
     def __del__(self) -> None:
-        # Each is in a circle of its own client's, where the collector may come to the socket first.
+        # Each connection is in a reference cycle, in which the collector may finalize the socket first.
         for connection, _ in self._idle:
-            with suppress(Exception):  # no caller is left to hear of it
+            with suppress(Exception):  # no caller is left that an error could reach
                 connection.disconnect()
 
     def begin(self) -> None:
-        """In the child of a fork: the parent goes on using what was open."""
+        """Start empty in a forked child: the open connections are its parent's."""
         self._pool.reset()
         self._clear()
 
@@ -203,19 +202,19 @@ class OwnConnections:
         lent: list[tuple[Any, float]] = []
         try:
             try:
-                # Taken and known to be taken in one go: a signal handler that raises comes before or after.
+                # Taken and recorded in one C call: a signal handler that raises comes before or after both.
                 taken += starmap(permits.get, ((True, self._patience_s),))
             except Empty:
                 self._wait_on(permits, taken)
             try:
                 lent += starmap(idle.pop, ((),))
             except IndexError:
-                # The pool itself would count it, for ever.
+                # Not by the pool, which would count the connection for ever.
                 lent.append((self._pool.connection_class(**self._pool.connection_kwargs), inf))
             connection, since = lent[0]
             self._look_at(connection, since)
             reply = _replied(connection, command)
-            if reply.__class__ is ReadOnlyError:  # a call of isinstance would be one for each decision
+            if reply.__class__ is ReadOnlyError:  # faster than isinstance, which every decision would pay for
                 self._failed_at = time.monotonic()
                 connection.disconnect()
                 reply = _replied(connection, command)
@@ -223,17 +222,17 @@ class OwnConnections:
                     connection.disconnect()
             self._replied_at = replied_at = time.monotonic()
             back = (connection, replied_at)
-            # Without a call no handler comes in between: it is either idle or lent.
+            # Nothing is called, so no signal handler comes in between: the connection is either idle or lent.
             idle += (back,)
             lent = []
             if self._closed:
-                # By another thread, which may have seen what was idle before.
+                # Another thread has closed the store, perhaps before this connection was idle.
                 connection.disconnect()
             return reply
         finally:
             try:
                 if lent:
-                    # What is idle now is not used again.
+                    # Connections that are idle now are not used again.
                     self._failed_at = time.monotonic()
                     lent[0][0].disconnect()
             finally:
@@ -245,11 +244,11 @@ class OwnConnections:
         self._closed = True
         for connection, _ in self._idle:
             connection.disconnect()
-        # The client's own commands, which look for keys, use the pool itself.
+        # The client's own commands, such as scans for keys, use the pool itself.
         self._pool.disconnect()
 
     def _wait_on(self, permits: Any, taken: list[None]) -> None:
-        """Wait for a free connection as long as others get answers, so that its turn comes."""
+        """Wait for a free connection, as long as other calls get answers."""
         while not taken:
             patience_s = self._replied_at + self._patience_s - time.monotonic()
             if patience_s <= 0:
@@ -258,8 +257,8 @@ class OwnConnections:
                 taken += starmap(permits.get, ((True, patience_s),))
 
     def _look_at(self, connection: Any, since: float) -> None:
-        """Close one that was idle and may have ended, or lead to a replica: sending opens it again. A new one
-        comes from `inf`.
+        """Close a connection if it was idle and may have ended, or lead to a replica; sending opens it again.
+        `since` is `inf` for a new one.
         """
         idle_s = time.monotonic() - since
         is_old = since < self._failed_at or idle_s > KEPT_S
@@ -271,7 +270,7 @@ _KEPT = process.begin_anew(OwnConnections.begin)
 
 
 def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:
-    """The reply to a command, on a connection that the client's own pool lends and looks at."""
+    """The reply to a command, on a connection that the client's own pool lends and tests."""
     taken: list[Any] = []
     is_whole = False
     try:
@@ -287,7 +286,7 @@ def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:
 
 
 def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
-    """The reply, with which the connection is whole again; if anything is raised, it is not."""
+    """The reply, after which the connection can be used again; after an exception it cannot."""
     try:
         if asking:
             connection.send_packed_command([packed(("ASKING",))])
@@ -299,7 +298,7 @@ def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
 
 
 class AsyncOwnConnections:
-    """Ours alone, on one event loop, at most as many as the pool allows; a task that finds none waits."""
+    """Connections that only this store uses, on one event loop; a task that finds none free waits."""
 
     def __init__(self, pool: Any, timeout_s: float) -> None:
         self._pool = pool
@@ -317,7 +316,7 @@ class AsyncOwnConnections:
             has_entered = await self._enter()
             connection, since = self._idle.pop() if self._idle else (self._pool.make_connection(), inf)
             try:
-                # One timer for sending and receiving, where the client would make one for each.
+                # One timer for sending and receiving; the client would set one for each.
                 async with _Deadline(self._timeout_s):
                     idle_s = time.monotonic() - since
                     if since < self._failed_at or idle_s > KEPT_S:
@@ -350,11 +349,11 @@ class AsyncOwnConnections:
             return reply
         finally:
             if has_entered:
-                with suppress(RuntimeError):  # the tasks that wait for it are thrown away, too
+                with suppress(RuntimeError):  # the event loop of the waiting tasks is closed
                     self._room.release()
 
     async def _enter(self) -> bool:
-        """Wait for a free connection; give up if no call has got an answer for as long as one may take."""
+        """Wait for a free connection; give up if no call has got an answer for as long as that may take."""
         if not self._room.locked():
             return await self._room.acquire()
         try:
@@ -366,7 +365,7 @@ class AsyncOwnConnections:
     async def aclose(self) -> None:
         """Close what is idle now, and what is in use as soon as it comes back."""
         self._closed = True
-        # TLS ends when the other side says so, too, which may be gone.
+        # TLS ends only when the other side confirms it, and that may be gone.
         with suppress(TimeoutError, RedisTimeoutError):
             async with asyncio.timeout(self._timeout_s):
                 await self._end_idle(nowait=False)
@@ -379,9 +378,9 @@ class AsyncOwnConnections:
 
 
 class _Deadline:
-    """As `asyncio.timeout`; but what came while the loop was blocked is read before time is up.
+    """Like `asyncio.timeout`, but data that arrived while the loop was blocked is read before time is up.
 
-    With `sign`, the time counts from the instant that it returns.
+    With `sign`, the time counts from the instant that `sign()` returns.
     """
 
     __slots__ = ("_handle", "_seconds", "_sign", "_timer")
@@ -436,16 +435,16 @@ async def aexchange(pool: Any, command: bytes) -> Any:
 
 
 def _check_loop(loop: object) -> None:
-    """Go on only on the connection's own loop. Without it nothing of it can be closed.
+    """Continue only on the connection's own loop: without it the connection cannot be closed.
 
-    redis-py tries, where a coroutine is thrown away, and what it raises then is of no use.
+    When a coroutine is dropped, redis-py tries to close it all the same, and raises a useless error.
     """
     if running_loop() is not loop:
         raise GeneratorExit
 
 
 def _is_whole(connection: Any) -> bool:
-    """Whether nothing has come unasked, the end of the connection above all."""
+    """Whether nothing has arrived unasked, such as the end of the connection."""
     try:
         return not connection.can_read()
     except (RedisConnectionError, RedisTimeoutError, OSError):
@@ -453,13 +452,13 @@ def _is_whole(connection: Any) -> bool:
 
 
 async def _renew(connection: Any) -> None:
-    """Let go of a connection that the server has ended: sending opens it again.
+    """Close a connection that the server has ended: sending opens it again.
 
-    The client's own pool does not look at that where the server might send notifications.
+    The client's own pool does not check that if the server might send notifications.
     """
     if not connection.is_connected:
         return
-    # Its name before redis-py 8.
+    # The name of the method before redis-py 8.
     has_come = getattr(connection, "can_read", None) or connection.can_read_destructive
     try:
         is_whole = not await has_come()
@@ -470,9 +469,9 @@ async def _renew(connection: Any) -> None:
 
 
 class Link:
-    """The way to a client: Redis, RedisCluster, or one that a Sentinel has made.
+    """Sends commands through a client: Redis, RedisCluster, or one that a Sentinel has made.
 
-    An asynchronous client is asked by `asay`, on the event loop where it is used.
+    An asynchronous client is used with `asay`, on the event loop that it belongs to.
     """
 
     def __init__(self, client: Any, kept: OwnConnections | AsyncOwnConnections | None = None) -> None:
@@ -505,20 +504,20 @@ class Link:
             raise unavailable(error) from error
 
     def close(self) -> None:
-        """Say nothing more, and close the connections that we made."""
+        """Send nothing more, and close the connections that this store made."""
         self.is_closed = True
         if self._kept is not None:
             self._kept.close()
 
     async def aclose(self) -> None:
-        """Close an asynchronous client that we made."""
+        """Close an asynchronous client that this store made."""
         self.is_closed = True
         if self._kept is not None:
             await self._kept.aclose()
             await self._client.aclose()
 
     def server_of(self, key: bytes) -> str | None:
-        """The server of the cluster that has this key, as far as is known."""
+        """The server of the cluster that has this key, if it is known."""
         return self._map.server_of(key) if self.is_cluster else None
 
     async def _said(self, driver: Driver, command: tuple[Any, ...]) -> Any:
@@ -526,14 +525,14 @@ class Link:
         try:
             reply = await driver.ask(_EXCHANGE, pool, packed(command))
         except RedisConnectionError as error:
-            # A Sentinel's connection tells as a loss that the server has replied it is a replica.
+            # A Sentinel's connection raises a lost connection if the server replied that it is a replica.
             reply = error.__context__
             if not isinstance(reply, ReadOnlyError):
                 raise
         if isinstance(reply, ReadOnlyError):
-            # A replica now: a Sentinel's pool finds the new master where a connection is opened.
+            # A replica now: a Sentinel's pool finds the new primary when a connection is opened.
             idle = {"inuse_connections": False}
-            # A BlockingConnectionPool of redis-py 6 has no such choice.
+            # A BlockingConnectionPool of redis-py 6 does not have this argument.
             chosen = idle if idle.keys() <= signature(pool.disconnect).parameters.keys() else {}
             await driver.ask(Twin(pool.disconnect, pool.disconnect), **chosen)
             reply = await driver.ask(_EXCHANGE, pool, packed(command))
@@ -543,32 +542,32 @@ class Link:
 async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
     if not asking:
         return await node.execute_command(*command, **{NEVER_DECODE: True})
-    # A server that only imports the key's slot; ASKING holds for one connection.
+    # The server is only importing the key's slot; ASKING has to come on the same connection.
     both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command, **{NEVER_DECODE: True})]
     await node.execute_pipeline(both)
     return both[1].result
 
 
 _EXCHANGE = Twin(exchange, aexchange)
-# A host that can have no address is a UnicodeError of the resolver.
+# For a host name that cannot exist, the resolver raises UnicodeError.
 _FAILURES = (RedisError, RedisClusterException, OSError, UnicodeError)
 
 
 def closed() -> StoreUnavailableError:
-    """What calls get that come when the store is closed."""
+    """The error for calls after the store was closed."""
     return StoreUnavailableError("this RedisStore is closed; make a new one")
 
 
 def unavailable(error: Exception) -> StoreUnavailableError:
-    """The same, for code that knows nothing of Redis. What clients write in errors holds no credentials."""
+    """An error of a client as StoreUnavailableError. The texts of such errors contain no credentials."""
     return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}{_fix(error)}")
 
 
 def refused(reply: Exception) -> StoreUnavailableError:
-    """What calls get where the server has replied an error."""
+    """The error for calls to which the server replied with an error."""
     return StoreUnavailableError(f"Redis refused: {reply}{_fix(reply)}")
 
 
 def _fix(error: Exception) -> str:
-    """What to do about an error that says it in no words of its own."""
+    """How to fix an error whose own text does not say it."""
     return "; this is one server of a Redis Cluster: pass a RedisCluster" if isinstance(error, _APART) else ""

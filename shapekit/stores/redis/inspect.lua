@@ -1,9 +1,9 @@
--- The states in values that were read already: it touches no key, and so may run anywhere.
+-- Decodes values that were read already: the script touches no key, and so may run on any server.
 --
 -- ARGV[1]: the specs of programs. Then, for each value: the number of its program, and the value.
 -- The reply: the seconds and microseconds of the server's time, then each state, or false if damaged.
 --
--- In front of this stand the twins.
+-- The linker puts the twins before this text.
 
 local specs, programs = cjson.decode(ARGV[1]), {}
 for index, spec in ipairs(specs) do programs[index] = twin(spec) end

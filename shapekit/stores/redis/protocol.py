@@ -1,19 +1,20 @@
-"""What one program under one name says to Redis, and what it makes of the answers.
+"""Protocol: the commands that one program under one name sends to Redis, and how it reads the replies.
 
-Nothing here does I/O: `converse` yields commands and is sent the replies, so that the synchronous and
-the asynchronous client share every word.
+Nothing here does I/O: `converse` yields commands and is sent the replies, so that the synchronous and the
+asynchronous client share all of it.
 
-Keyspace: the text of any key as one that Redis Cluster places where it belongs. A key of `name` is
-`prefix:{name:key}`: each lives in a slot of its own. Where the parts of a composite have keys of their own,
-they are `prefix:{name}:part:key`: together in one slot, so that one script may change them all. In a name
-`%`, `:`, `{` and `}` are written as `%25` and so on; a key may be any text. What is longer than 256 bytes is
-cut to its beginning and a hash of it all, and is longer still, so that no short key can be the same.
+Keyspace: the Redis keys of states, chosen for Redis Cluster. A key of `name` is `prefix:{name:key}`, each in
+a hash slot of its own. If the parts of a composite have keys of their own, these are
+`prefix:{name}:part:key`, together in one hash slot, so that one script may change them all. In a name `%`,
+`:`, `{` and `}` are written as `%25` and so on; a key may be any text. A key longer than 256 bytes is cut to
+its beginning and a hash of the whole, which together are longer than 256 bytes, so that no short key can be
+the same.
 
-The linker: the Lua twins, put together into the scripts that the operations of a program need.
+The linker: puts the Lua twins together into the scripts that the operations of a program need.
 
-A server runs a script from its first line at every call, and to define a function takes it time even where
-nothing calls it. So a script holds the functions that its operations can reach, by name, and no others; and
-each class is made with room for its methods, since growing one by one takes longer than the rest.
+A server runs a script from its first line at every call, and defining a function takes time even if nothing
+calls it. So a script contains only the functions that its operations can reach, by name; and each class is
+made with room for its methods, since growing one by one takes longer than everything else.
 
 The files are read once, before the first script is put together. A store does that when an operation is
 bound: while a caller waits, it only picks a script.
@@ -60,30 +61,30 @@ class Keyspace:
         self._programs = plain_bytes(f"{prefix}:program:")
         self._settings = plain_bytes(f"{prefix}:setting:")
         self.pattern, self.setting_pattern = _beginning(self._states), _beginning(self._settings)
-        """What every state's key matches, and every key with overrides, for SCAN."""
+        """The SCAN patterns of all keys with states, and of all keys with overrides."""
 
     def of_name(self, name: str) -> bytes:
-        """What all keys of a name begin with that have one state each."""
+        """The beginning of all keys of a name that hold one state each."""
         return self._states + _escaped(name) + b":"
 
     def of_part(self, name: str, part: str, key: str) -> bytes:
-        """Where the state of one part of a composite is, if each has a key of its own."""
+        """The Redis key of one part of a composite whose parts have keys of their own."""
         return self._states + _escaped(name) + plain_bytes(f"}}:{part}:") + bounded(key)
 
     def of_programs(self, name: str) -> bytes:
-        """Where the descriptions of what runs under `name` are."""
+        """The Redis key with the descriptions of the programs that run under `name`."""
         return self._programs + _escaped(name)
 
     def of_settings(self, name: str) -> bytes:
-        """Where the overrides of a name are."""
+        """The Redis key with the overrides of a name."""
         return self._settings + _escaped(name)
 
     def set_name(self, place: bytes) -> str:
-        """The name whose overrides are there."""
+        """The name whose overrides are at this Redis key."""
         return _plain(plain_text(place.removeprefix(self._settings)))
 
     def is_state(self, key: bytes) -> bool:
-        """Whether a key is one of a state: others, such as Celery's parked tasks, may begin alike."""
+        """Whether a Redis key holds a state: others, such as Celery's parked tasks, may begin alike."""
         tag, _, rest = key.removeprefix(self._states).partition(b"}")
         return key.endswith(b"}") if b":" in tag else rest.startswith(b":")
 
@@ -92,7 +93,7 @@ class Keyspace:
         return shown(*self.place(key))
 
     def place(self, key: bytes) -> tuple[str, str, str]:
-        """The name, the part, if each has a key of its own, and the key behind a state's key."""
+        """The name, the part (empty unless parts have keys of their own) and the key in a Redis key."""
         text = plain_text(key.removeprefix(self._states))
         colon, brace = text.find(":"), text.find("}")
         if 0 <= colon < brace:
@@ -102,8 +103,8 @@ class Keyspace:
 
 
 def bounded(key: str) -> bytes:
-    """The text of a key, or where it is too long, what stands for it."""
-    text = key.encode("utf-8", "surrogatepass")  # `plain_bytes`, written out, because every call comes by
+    """The text of a key; if it is too long, its beginning and a hash."""
+    text = key.encode("utf-8", "surrogatepass")  # `plain_bytes`, written out, since every call runs this
     if len(text) <= LONGEST:
         return text
     end = LONGEST - 64
@@ -113,7 +114,7 @@ def bounded(key: str) -> bytes:
 
 
 def _beginning(text: bytes) -> bytes:
-    """What matches all that begins with a text."""
+    """The SCAN pattern of all keys that begin with this text."""
     plain = (b"\\" + bytes([byte]) if byte in b"\\*?[]" else bytes([byte]) for byte in text)
     return b"".join(plain) + b"*"
 
@@ -129,33 +130,33 @@ def _plain(escaped: str) -> str:
 
 
 Command: TypeAlias = tuple[Any, ...]
-"""Its second word is a key that it concerns, by which a cluster finds the server."""
+"""The words of a command; its key decides which server of a cluster runs it (`key_of`)."""
 Conversation: TypeAlias = Generator[Command, Any, Any]
 Asked: TypeAlias = tuple[Operation, tuple[Any, ...], str]
-"""One call, and the moment at which it was made."""
+"""One call, and when it was made."""
 
 ANSWERS_AT_MOST = 100
-"""How often a conversation may begin again before something is wrong."""
+"""How often a conversation may start over before that counts as an error."""
 OVERTAKEN_AT_MOST = 1
-"""How often a program that goes on from another one's state may find that changed once more. Where the other
-one has calls on every trip, it would find so for ever."""
+"""How often a program that continues another program's state may find it changed once more. If the other
+program has calls on every trip, that would go on for ever."""
 FLOOR_MS = 3_600_000
-"""The least TTL where a clock was injected: the server's own time passes at another speed."""
+"""The least TTL if a clock was injected: the server's own time passes at another speed."""
 KNOWN_FOR_S = 800 * 86_400
-"""How long the description of a program outlives its last introduction: longer than the state of a quota that
-is given out by the year, which lives for two."""
+"""How long the description of a program is kept after it was last written: longer than the state of a yearly
+quota, which lives for two years."""
 KEYS_AT_ONCE = 1_000
-"""Keys of one script call: a script that runs longer would keep all other clients waiting."""
+"""The most keys of one script call: a longer script would make all other clients wait."""
 INTRODUCED_FOR_S = 10.0
-"""How often a program that is in use leaves its description: the server may have been emptied."""
+"""How often a program in use writes its description again: the server may have been emptied."""
 _INTRODUCTION = """
 redis.call("HSET", KEYS[1], unpack(ARGV, 3))
 redis.call("EXPIRE", KEYS[1], ARGV[1])
 return redis.call("HGET", KEYS[1], ARGV[2])
 """
-"""For a cluster, where the descriptions lie on another server than a state."""
+"""The script that writes descriptions in a cluster, where they may be on another server than a state."""
 _ASKED_EVERY_S = 1.0
-"""How often a cluster is asked for overrides: they may lie on another server than a state."""
+"""How often overrides are read in a cluster, where they may be on another server than a state."""
 _STATING = """
 local found = redis.call("HGET", KEYS[1], "version")
 if not found or string.find(found, "%D") then found = "" end
@@ -166,13 +167,13 @@ return 1
 _TIME = 'return redis.call("TIME")'
 _INSTANTS = 8
 _DAMAGED = "DAMAGED "
-"""What an error of the twins begins with, as Redis' own do with a word, where a state is none of its kind."""
+"""The first word of the twins' error for a value that is not a state of its program."""
 _OF_ANOTHER_TYPE = "WRONGTYPE "
-"""What Redis' own error begins with where a value is no text."""
+"""The first word of Redis' own error for a value that is not a string."""
 
 
 class RedisProgram:
-    """A program under a name: its script, its keys, its words."""
+    """A program under a name: its scripts, its keys, and its commands."""
 
     def __init__(
         self,
@@ -188,8 +189,8 @@ class RedisProgram:
         injected: bool,
         is_cluster: bool = False,
     ) -> None:
-        """`writers` are the programs that a store has met, by their tags: it learns each once. `elsewhere`
-        finds that of another program, for keys with an override; `hears` asks what is set for a name.
+        """`writers` are the programs that the store knows by their tags; each is read once. `elsewhere` finds
+        the RedisProgram of another program, for keys with an override; `hears` reads the overrides of a name.
         """
         self._settings = settings
         self._elsewhere, self._hears = elsewhere, hears
@@ -215,11 +216,11 @@ class RedisProgram:
         self._modes = ("one", "parts") if isinstance(program, Composite) else ("one",)
         self._scripts: dict[tuple[str, frozenset[Operation]], Script] = {}
         self._sent_texts: set[Script] = set()
-        """The scripts that the server has had from here: their names will do."""
+        """The scripts that this process has sent to the server: from then on, their names are enough."""
         self._spell()
 
     def _spell(self) -> None:
-        """Prepare what is the same in every call: for a time zone, until its table ends."""
+        """Prepare the words that every call has in common: with a time zone, until its table ends."""
         spec = self.program.twin((self._clock.wall_us(), *self._instants))
         floor_ms = FLOOR_MS if self._injected else 0
         own, *parts = map(tag, self._descriptions)
@@ -238,7 +239,7 @@ class RedisProgram:
             self._script((operation,), mode)
 
     def _script(self, operations: Iterable[Operation], mode: str) -> Script:
-        """What runs these operations. Those that share a trip for the first time are put together then."""
+        """The script that runs these operations; put together when they first share a trip."""
         wanted = (mode, frozenset(operations))
         script = self._scripts.get(wanted)
         if script is None:
@@ -248,15 +249,15 @@ class RedisProgram:
     # keys
 
     def keys_of(self, key: Key) -> list[bytes]:
-        """Where the state of a key is, or the states of a composite's parts."""
+        """The Redis key of a state, or the keys of a composite's parts."""
         if isinstance(key, str):
             return [self._prefix + bounded(key) + b"}"]
         return [self._keyspace.of_part(self.name, part, text) for part, text in part_keys(self.program, key)]
 
-    # what is said
+    # the words of a call
 
     def moment(self) -> str:
-        """When a call is made, as the script reads it: by the server's clock, unless one was injected."""
+        """The time of a call, as the script reads it: the server's, unless a clock was injected."""
         if not self._injected:
             return "false,0"
         now = self._clock.now_us()
@@ -266,14 +267,14 @@ class RedisProgram:
     def call(self, operation: Operation, args: tuple[Any, ...], moment: str | None = None) -> str:
         """One call, as the script reads it."""
         if operation is CHECK:
-            # The path of nearly every call.
+            # Written out: this is the path of nearly every call.
             return f'["check",{moment or self.moment()},{args[0]}]'
-        # Each call that is about to leave asks a question without arguments.
+        # CONFIRM, which each waiting call sends before it leaves, has no arguments.
         words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)]) if args else ""
         return f'["{operation.name}",{moment or self.moment()}{words}]'
 
     def answer(self, operation: Operation, sent: Any) -> Any:
-        """What the script answered to one call, as the program would have."""
+        """The script's answer to one call, in the form of the program's."""
         answer = self._read(operation.received, sent)
         if operation.is_look:
             sound(self.program, *answer)
@@ -299,11 +300,11 @@ class RedisProgram:
         each: bool = False,
         yields: bool = True,
     ) -> Conversation:
-        """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key.
+        """Run `calls`: all on one key, or on the keys of the parts, or one call on each key.
 
-        Instead of replies: None where the caller is to ask again (operators have set what this process did
-        not know, or each key is to be asked by itself); another program where that is to decide, because it
-        has overtaken this one too often.
+        Returns the replies, or None if the caller has to start over (operators have set limits that this
+        process did not know, or each key needs a trip of its own), or another program, which has to decide
+        because it has overtaken this one too often.
         """
         asked_at = time.monotonic()
         is_due = asked_at - self._introduced_at >= INTRODUCED_FOR_S
@@ -326,7 +327,7 @@ class RedisProgram:
                 words = (self._place, *adoptions.values()) if adoptions else self._words
                 is_known = script in self._sent_texts
                 if is_due:
-                    # The descriptions go along, and are there before a state is.
+                    # The descriptions go along, and are written before a state is.
                     told = _json([KNOWN_FOR_S, *self._introduction])
                     there, head = [*keys, self._programs], f"{head[:-1]},{told}]"
                     reply = yield from _run(script, there, head, calls, *words, is_known=is_known)
@@ -335,7 +336,7 @@ class RedisProgram:
                     reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
                 if not is_known:
                     self._sent_texts.add(script)
-                # Why the script has stopped before it decided anything, or the first of the answers.
+                # The reason why the script stopped before it decided anything, or else the first answer.
                 problem = reply[0] if reply and reply[0].__class__ is bytes else None
                 if problem == b"beyond":
                     self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
@@ -345,7 +346,7 @@ class RedisProgram:
                     self._settings.hear(stored(version, told), now)
                     return None
                 elif problem == b"foreign":
-                    # A first answer names the other program, a second one shows its state.
+                    # The first such answer names the other program, the second one shows its state.
                     if answers - 2 >= OVERTAKEN_AT_MOST and yields and not parts:
                         if each:
                             return None
@@ -391,7 +392,7 @@ class RedisProgram:
         except ConfigError:
             if (error := here.refuses(key, operation, args)) is None:
                 raise
-            raise error from None  # what allowed its cost has ended
+            raise error from None  # the override that allowed its cost has ended
         if replies.__class__ is not list:
             if replies is not None:
                 here, replies = yield from here.give_way(replies, key, [(operation, args, here.moment())])
@@ -400,7 +401,7 @@ class RedisProgram:
         return here.answer(operation, replies[0])
 
     def bound(self, operation: Operation, say: Callable[[Command], Any], keeps: object) -> Callable[..., Any]:
-        """`ask` as a call, whose commands go to `say`. As long as it lives, so does what it `keeps`."""
+        """`ask` as a function whose commands go to `say`; it holds a reference to `keeps`."""
 
         def apply(key: Key, *args: Any, kept: object = keeps) -> Any:
             return talk(self.ask(key, operation, args), say)
@@ -408,8 +409,8 @@ class RedisProgram:
         return apply
 
     def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
-        """The answers to the calls of several callers of one key, in order, on one trip; for a call that can
-        never be admitted, its error.
+        """The answers to the calls of several callers of one key, in order, on one trip. A call that can
+        never be admitted gets its error.
         """
         here = self
         if self._is_cluster or self._settings.known.overrides:
@@ -424,7 +425,7 @@ class RedisProgram:
             try:
                 replies = yield from here.converse(here.keys_of(key), operations, said)
             except ConfigError:
-                # What allowed the cost of one of them has ended.
+                # The override that allowed the cost of one call has ended.
                 errors = [here.refuses(key, *call[:2]) for call in asked]
                 if not any(errors):
                     raise
@@ -439,8 +440,8 @@ class RedisProgram:
         return [next(answers) if error is None else error for error in errors]
 
     def give_way(self, other: RedisProgram, key: Key, asked: Sequence[Asked]) -> Conversation:
-        """Which program has decided in the end, and the replies, where calls of the `other` one come so often
-        that no state of this one would stay: if it can admit them all, they are decided by its numbers.
+        """Let the `other` program decide, since its calls come so often that no state of this program would
+        stay; unless it can never admit one of the calls. Returns the program that decided, and the replies.
         """
         here = self
         calls = _in_runs(asked) if len(asked) > 1 else asked
@@ -466,9 +467,9 @@ class RedisProgram:
         return answers
 
     def _deciding(self, key: Key) -> RedisProgram:
-        """What decides about a key: this program, or that with the limits of an override."""
+        """The program that decides about a key: this one, or one with the limits of an override."""
         if self._is_cluster and time.monotonic() - self._heard_at >= _ASKED_EVERY_S:
-            # Beside the call: the server that has them may be gone, and others are not.
+            # In the background: the server with the overrides may be gone while others are not.
             self._heard_at = time.monotonic()
             process.background_ready()
             process.in_background(_hear, self._hears, self._settings.name)
@@ -479,7 +480,7 @@ class RedisProgram:
 
     @staticmethod
     def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock | None) -> Conversation:
-        """Read what operators have set. What has ended is told by this clock, or else by the server's."""
+        """Read the overrides of a name. This clock tells which have ended; without one, the server's."""
         place = keyspace.of_settings(settings.name)
         version, told = yield from _said(("HMGET", place, "version", "told"))
         wall_us = 0 if clock is None else clock.wall_us()
@@ -490,15 +491,15 @@ class RedisProgram:
 
     @staticmethod
     def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
-        """Set the overrides of a name, if they are `known`; whether they were."""
+        """Replace the overrides of a name if they are the `known` ones; returns whether they were."""
         words = known.version, str(process.fresh_id()), text
         return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))
 
     def trips_for(
         self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
     ) -> Iterator[Conversation]:
-        """Conversations that run one call on each key in turn, and give their answers: in a cluster, no
-        script may take them all, and keys with overrides have programs of their own.
+        """Conversations that together run one call on each key, and return the answers: one for all keys, or
+        one for each key in a cluster, where no script can take them all, and for keys with overrides.
         """
         is_apart = self._is_cluster or self._settings.known.overrides
         if is_apart or not all(isinstance(key, str) for key in keys):
@@ -528,11 +529,11 @@ class RedisProgram:
         return answers
 
     def refuses(self, key: Key, operation: Operation, args: tuple[Any, ...]) -> ShapekitError | None:
-        """The error of a call that this program can never admit."""
+        """The error for a call that this program can never admit; None if it can."""
         return beyond(operation, args, self.program, key, self.name)
 
     def _reread(self, key: Key) -> Conversation:
-        """What decides about a key, once it was asked whether what is known is still set."""
+        """The program that decides about a key, after the overrides were read again."""
         clock = self._clock if self._injected else None
         yield from self.read_overrides(self._keyspace, self._settings, clock)
         return self._deciding(key)
@@ -542,16 +543,16 @@ class RedisProgram:
         yield from _said(("DEL", *self.keys_of(key)))
 
     def _introduce(self, asked: int = 0) -> Conversation:
-        """Leave the descriptions, for programs with other numbers and for `shapekit top`; read another's."""
+        """Write the descriptions, for programs with other numbers and `shapekit top`; read that of a tag."""
         command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, asked, *self._introduction)
         text = yield from _said(command)
         self._introduced_at = time.monotonic()
         return None if text is None else plain_text(text)
 
     def _adopted(self, place: bytes, reader: Any, writer: Any, looked: Any) -> tuple[str, str]:
-        """What stands at a key that another configuration wrote, and what to go on from instead.
+        """The value at a key that another program wrote, and the state to continue from instead.
 
-        Nothing is known of that before the script has looked: but a state of another kind is refused.
+        Before the script has shown the value, both are unknown; a state of another kind is refused.
         """
         raw, sent, at = looked or ("", None, 0)
         name, _, key = self._keyspace.place(place)
@@ -568,9 +569,9 @@ class RedisProgram:
             raise
 
     def _writer(self, writer_tag: int) -> Conversation:
-        """The program with this tag; None where its description is gone, so that its states are lost."""
+        """The program with this tag; None if its description is gone, so that its states are lost."""
         if writer_tag not in self._writers:
-            # Whoever finds that one is gone leaves its own: else the next one finds that gone as well.
+            # Descriptions seem to be gone: write our own, or the next program will miss that one.
             text = yield from self._introduce(writer_tag)
             if text is None or tag(text) != writer_tag:
                 self._say_lost(writer_tag)
@@ -589,7 +590,7 @@ class RedisProgram:
 
 
 def talk(conversation: Conversation, say: Callable[[Command], Any]) -> Any:
-    """What a conversation comes to, whose commands are said one by one."""
+    """Run a conversation: send its commands one by one with `say`, and return its result."""
     try:
         command = next(conversation)
         while True:
@@ -599,14 +600,14 @@ def talk(conversation: Conversation, say: Callable[[Command], Any]) -> Any:
 
 
 def _hear(hears: WeakMethod[Callable[[str], object]], name: str) -> None:
-    """Ask what is set for a name. Where this user may not, or there is no synchronous client, nothing is."""
+    """Read the overrides of a name; nothing happens without permission or without a synchronous client."""
     if (ask := hears()) is not None:
         with suppress(ShapekitError):
             ask(name)
 
 
 def _in_runs(asked: Iterable[Asked]) -> list[Asked]:
-    """The same calls, where those in a row that ask the same are one run, if their operation has such."""
+    """The calls, with equal ones in a row combined to one run, if their operation supports that."""
     calls: list[Asked] = []
     for (operation, _, moment), row in groupby(asked, _alike):
         each = tuple([args for _, args, _ in row])
@@ -623,14 +624,14 @@ def _alike(call: Asked) -> tuple[Operation, Any, str]:
 
 
 def stored(version: Any, told: Any) -> Stored:
-    """Overrides as they lie there; none where the version is none of ours, as the scripts see it."""
+    """The overrides in a reply; none if the version is not from shapekit, which is how the scripts see it."""
     number = plain_text(version or "")
     is_ours = number.isascii() and number.isdigit()
     return Stored(number, plain_text(told or "")) if is_ours else Stored("", "")
 
 
 def _whole(answer: Any) -> Any:
-    """An answer whose first numbers came as one text of doubles, which hold each of them exactly."""
+    """An answer whose first numbers came as one text of doubles, which represent them exactly."""
     first = answer[0] if answer.__class__ is list and answer else answer
     if first.__class__ is not bytes:
         return answer
@@ -643,7 +644,7 @@ def _damaged(problem: object) -> DamagedStateError:
 
 
 def _run(script: Script, keys: list[bytes], *words: Any, is_known: bool = True) -> Conversation:
-    """Run a script by its name, or by its text where the server may not know it: that is one trip, too."""
+    """Run a script by its name, or by its text if the server may not know it: then it is one trip as well."""
     rest = (len(keys), *keys, *words)
     if is_known:
         reply = yield ("EVALSHA", script.sha, *rest)
@@ -665,8 +666,8 @@ def _text(value: Any) -> str:
 
 
 def server_us(place: bytes) -> Conversation:
-    """The time of the server that a key is on. Whoever asks need not be allowed to change that: it is no key
-    of the script.
+    """The time of the server that a key is on. The key is not passed as a key of the script, so the user need
+    not have permission to change it.
     """
     seconds, microseconds = yield from _said(("EVAL", _TIME, 0, place))
     return int(seconds) * SECOND_US + int(microseconds)
@@ -697,11 +698,11 @@ _PIECE = re.compile(
     r"|.+$",
     re.MULTILINE,
 )
-"""A function at the margin, up to its `end` there; a line that makes a class; any other line."""
+"""An unindented function, up to its unindented `end`; a line that makes a class; any other line."""
 _WORD = re.compile(r"(?<!\.)\.\w+|\w+")
-"""A method is told from other words by the point before it."""
+"""The words of Lua code; a method has a dot before it."""
 _POINTS = str.maketrans(':"', "..")
-"""A method is also called with a colon, and named in quotation marks."""
+"""Makes dots of the colons of method calls, and of the quotes around the names of methods."""
 
 
 class Script(NamedTuple):
@@ -712,41 +713,41 @@ class Script(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A function at the margin of a file, or a line between two of them."""
+    """An unindented function of a file, or a line between two of them."""
 
     text: str
     words: frozenset[str]
     function: str
-    """The name by which others reach it; empty for a line, which always stays."""
+    """The name that other functions use; empty for a line, which is always kept."""
     table: str
     """The class that a method belongs to, or that a line makes."""
     base: str
-    """The class that this one is made from."""
+    """The class that this class is made from."""
 
     @property
     def word(self) -> str:
-        """What is said where the function is used."""
+        """The word by which code refers to the function."""
         return f".{self.function}" if self.function and self.table else self.function
 
 
 class _File(NamedTuple):
     needs: Sequence[str]
-    """The twins that it builds on."""
+    """The twins that the file builds on."""
     pieces: Sequence[_Piece]
 
 
 def script_of(spec: Sequence[Any], operations: Iterable[Operation], mode: str = "one") -> Script:
-    """The script that runs these operations of the twin of this spec, and of whatever it is made of."""
+    """The script that runs these operations on the twin of this spec."""
     return _script(twins_of(spec), frozenset(operations), mode)
 
 
 def survey_script(specs: Sequence[Any]) -> str:
-    """The text of the script that reads the states of the twins of these specs."""
+    """The text of the script that decodes the states of these specs' twins."""
     return _linked(twins_of(specs), _files()["inspect"].pieces)
 
 
 def twins_of(spec: Sequence[Any]) -> frozenset[str]:
-    """The twins that a spec names: its own, and those of the specs inside."""
+    """The twins that a spec names, including those of nested specs."""
     own = frozenset(part for part in spec[:1] if isinstance(part, str))
     return own.union(*(twins_of(part) for part in spec if isinstance(part, list)))
 
@@ -769,7 +770,7 @@ def _script(names: frozenset[str], operations: frozenset[Operation], mode: str) 
 
 
 def _linked(names: Iterable[str], door: Sequence[_Piece]) -> str:
-    """The twins, each after those it builds on, and the door, as far as anything is reached."""
+    """The reachable pieces of the twins, each after those it builds on, then the entry point `door`."""
     twins: dict[str, Sequence[_Piece]] = {}
 
     def add(name: str) -> None:
@@ -802,7 +803,7 @@ def _linked(names: Iterable[str], door: Sequence[_Piece]) -> str:
 
 
 def _without_hidden(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """The pieces without the methods that every object has from a class made from theirs."""
+    """The pieces without methods that every class with objects overrides."""
     own = {(piece.table, piece.function) for piece in pieces}
     made_from: dict[str, list[str]] = {}
     for piece in pieces:
@@ -811,7 +812,7 @@ def _without_hidden(pieces: Sequence[_Piece]) -> list[_Piece]:
 
     def is_seen(table: str, method: str) -> bool:
         if table not in made_from or (table, "new") in own:
-            return True  # it has objects itself, or is no class
+            return True  # the class has objects itself, or is no class
         return any((other, method) not in own and is_seen(other, method) for other in made_from[table])
 
     text = "\n".join([piece.text for piece in pieces])
@@ -826,7 +827,7 @@ def _without_hidden(pieces: Sequence[_Piece]) -> list[_Piece]:
 
 @cache
 def _files() -> dict[str, _File]:
-    """All twins by their names, and the doors to them."""
+    """All twins and entry points, by their names."""
     found: dict[str, _File] = {}
 
     def read(folder: Traversable, path: str = "") -> None:
@@ -845,7 +846,7 @@ def _files() -> dict[str, _File]:
 
 
 def _cut(text: str) -> list[_Piece]:
-    """The functions and the lines of a text, without its comments."""
+    """The functions and the lines of a file, without its comments."""
     code = "\n".join(
         line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--")
     )

@@ -1,22 +1,21 @@
 -- Key access: one script call runs calls on one key, on the keys of a composite's parts together, or
 -- one call on each of several keys.
 --
--- KEYS: the keys. ARGV[1]: {tag or a tag for each part, the least TTL in ms, the spec, {the version
--- of the overrides that the caller knows, when the first of them ends}}; now and then also the
--- description of the program, {for how many seconds it is kept, field, text …}, for the last key. ARGV[2]: the
--- calls, {operation, now or false, skew, arguments …}. ARGV[3]: where the overrides of the name lie, which is no
--- key of the call, for whoever decides need not be allowed to change it. Then, for each key that another configuration has
--- written: {its number, the value that is to be found there, in hex, the state to go on from instead, and the
--- tag and the spec of that configuration, to tell what is found if that is another value}. Where nothing tells
--- any more what a tag stands for: {its number, "lost" and the tag, false}, for such a key is cold.
+-- KEYS: the keys. ARGV[1]: {tag or a tag for each part, the least TTL in ms, the spec, {the version of the
+-- overrides that the caller knows, when the first of them ends}}; now and then also the description of the
+-- program, {for how many seconds it is kept, field, text …}, for the last key. ARGV[2]: the calls, {operation, now
+-- or false, skew, arguments …}. ARGV[3]: the key with the overrides of the name; it is not in KEYS, because the
+-- user need not have permission to change it. Then, for each key that another configuration has written: {its
+-- number, the expected value in hex, the state to continue from instead, and the tag and the spec of that
+-- configuration, to decode the value if it is another one}. If the description of a tag is gone: {its number,
+-- "lost" and the tag, false}; such a key counts as cold.
 --
--- In front of this stand the twins, METHODS, the method of each operation (true: it looks at the state itself),
--- READS, whether it is one that returns its answer alone, and MOST_COST, the largest cost it may have (true:
--- that the program can admit).
--- Which of `one`, `each` and `parts` is to be run stands in the last line.
+-- The linker puts before this text the twins; METHODS, the method of each operation (true: it reads the state
+-- itself); READS, whether it returns only its answer; and MOST_COST, the largest cost it may have (true: what the
+-- program can admit). The last line, which it adds, runs `one`, `each` or `parts`.
 --
--- Everything is decided before anything is written. A value is the tag of the configuration that wrote
--- it, a number, and what the frozen state consists of.
+-- Everything is decided before anything is written. A value is the tag of the configuration that wrote it, a
+-- number, and the elements of the frozen state.
 
 local LINGER_MS = 1000
 
@@ -38,8 +37,8 @@ local function time_of(call)
     return server_now
 end
 
--- What lies at a key may be anything. A state consists of whole numbers that a double holds exactly, of
--- text, and of false where a part is cold; what else is wrong with one is found where it is used.
+-- The value at a key may be anything. A state consists of whole numbers that a double holds exactly, of text, and
+-- of false for a cold part; any other damage is found where the state is used.
 local function check_stored(stored)
     for _, value in pairs(stored) do
         local kind = type(value)
@@ -51,8 +50,8 @@ local function check_stored(stored)
     end
 end
 
--- What is told of keys that another configuration has written; and those that it has and that are not told of,
--- all of them at once.
+-- The arguments about keys that another configuration has written; and such keys without an argument, all of
+-- which are reported at once.
 local adopted, foreign = {}, nil
 for place = 4, #ARGV do
     local told = cjson.decode(ARGV[place])
@@ -84,8 +83,8 @@ local function write(index, owner, tag, state, life)
     redis.call("SET", KEYS[index], cmsgpack.pack(tag, unpack(owner:freeze(state))), "PX", ms)
 end
 
--- Refuses whatever is not a whole number, or false, or a table of such. A receipt may be a number beyond
--- 2^53, where a program with other numbers wrote it.
+-- Refuses anything but whole numbers, false, and tables of them. A receipt may be a number beyond 2^53 if a program
+-- with other numbers wrote it.
 local function check_plain(name, value)
     if type(value) == "table" then
         for _, inner in pairs(value) do check_plain(name, inner) end
@@ -108,8 +107,8 @@ local function run(call, state)
     return method(program, state, now, skew, unpack(call, 4))
 end
 
--- The numbers at the beginning of an answer go as one text of doubles: a client reads that sooner than a list,
--- which has a line for each. No answer begins with another text.
+-- The numbers at the beginning of an answer are sent as one text of doubles: a client reads that faster than a
+-- list, which has a line for each. No answer begins with another text.
 local MOST_NUMBERS = 100
 local function compact(answer)
     if type(answer) ~= "table" or #answer > MOST_NUMBERS then return answer end
@@ -139,7 +138,7 @@ local function one()
     return answers
 end
 
--- A key may come twice: the second time it stands as the first has left it.
+-- A key may come twice: the second call finds the state that the first has left.
 local function each()
     local answers, states, lives, last = {}, {}, {}, {}
     for index, key in ipairs(KEYS) do
@@ -177,7 +176,7 @@ local function parts()
     return answers
 end
 
--- What operators have set, where that is not what the caller knows.
+-- The overrides, if the caller knows another version of them.
 local function answer_overrides(known)
     if not known then return nil end
     local version = redis.pcall("HGET", ARGV[3], "version")
@@ -202,8 +201,8 @@ local function answered(run_mode)
     local problem = answer
     if type(answer) == "table" then problem = answer.err end
     if not problem then return answer end
-    -- What Lua itself complains of, with the line: a value that cannot be unpacked, or that no twin understands.
+    -- An error of Lua itself, with its line: a value that cannot be unpacked, or that no twin understands.
     problem = string.gsub(problem, "^user_script:%d+: ", "DAMAGED ")
-    -- Some servers put the line before an error of their own, and clients know it by its first word.
+    -- Some servers put the line before their own errors, which clients recognize by the first word.
     return redis.error_reply((string.gsub(problem, "^@user_script: ?%d+: %-?", "")))
 end

@@ -1,17 +1,17 @@
-"""RedisStore: one truth for all workers on all hosts.
+"""RedisStore: states on a Redis server, shared by workers on any number of hosts.
 
-RedisSurvey: all states on a server, read in batches, without changing anything. A batch is one SCAN, one
-trip for the values, and one for a script without keys, in which the twins read them. What a program is, is
-asked once. No life is prolonged, and no command takes the server longer than a batch does.
+RedisSurvey: reads all states on a server in batches, without changing anything. A batch is one SCAN, one trip
+for the values, and one for a script without keys, in which the twins decode them. The description of a
+program is read once. No TTL is prolonged, and no command takes the server longer than a batch does.
 
 Lines: concurrent asynchronous callers of one key share one trip.
 
-While a trip of a key is under way, further calls stand in line, and the whole line leaves as one script call
-when it is back; those in a row that ask the same are one run (`Run`). A caller that finds the line empty goes
-at once. If a caller goes away while the trip is under way, the others go on, and what was taken for it is
-given back before any other call takes something.
+While a trip for a key is under way, further calls line up, and the whole line leaves as one script call when
+the trip is back; equal calls in a row are one run (`Run`). A caller that finds the line empty leaves at once.
+If a caller is cancelled while the trip is under way, the others go on, and what was taken for it is given
+back before any other call takes something.
 
-`Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of the
+`Loop`, `Loops`: the client of each event loop, because connections belong to their loop, and the lines of the
 calls there.
 """
 
@@ -87,18 +87,18 @@ _SCANNED_AT_ONCE = 1_000
 
 
 class RedisStore(Store):
-    """One truth for all workers that reach the same Redis, Valkey, Sentinel or Redis Cluster.
+    """Shares limits between all workers that reach the same Redis, Valkey, Sentinel or Redis Cluster.
 
         store = RedisStore.from_url("redis://localhost")
         shaper = Shaper("10/s", name="stripe", store=store)
 
-    Each decision is one script call, made by the server's clock, so that hosts whose clocks differ agree.
-    (With `clock=` the callers' clock decides, which is meant for tests.) Concurrent asynchronous callers
-    of one key share a trip. A call whose reply is lost raises StoreUnavailableError and is never
-    repeated: it may have been charged, once.
+    Each decision is one script call, timed by the server's clock, so that hosts whose clocks differ agree.
+    (With `clock=` the callers' clock decides, which is meant for tests.) Concurrent asynchronous callers of
+    one key share a trip. A call whose reply is lost raises StoreUnavailableError and is never repeated: it
+    may have been charged, once.
 
-    Pass clients of your own, which stay yours to close, or use `from_url`, which makes both kinds. With
-    `client` alone, asynchronous callers go through a worker thread, as they do on trio.
+    Pass your own clients, which the store does not close, or use `from_url`, which makes both kinds. With
+    only a `client`, asynchronous callers use a worker thread, as they do on trio.
     """
 
     shared = True
@@ -118,7 +118,7 @@ class RedisStore(Store):
         self.clock: Clock = RealClock() if clock is None else clock
         self.clock_decides = clock is not None
         self.prefix = prefix
-        """What all keys on the server begin with."""
+        """The beginning of all keys on the server."""
         self._keyspace = Keyspace(prefix)
         self._client = client
         self._link = None if client is None else Link(client)
@@ -136,9 +136,9 @@ class RedisStore(Store):
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None, prefix: str = "shapekit") -> Self:
-        """A store with clients of its own: `redis://`, `rediss://` or `unix://`, with a password or without.
+        """Make a store with its own clients. The URL is `redis://…`, `rediss://…` or `unix://…`.
 
-        Connecting and answering may take a second each, unless the URL says otherwise
+        Connecting and answering may each take up to a second, unless the URL says otherwise
         (`?socket_timeout=0.2`).
         """
         bounds: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
@@ -160,7 +160,7 @@ class RedisStore(Store):
         remote = self._remote(name, program)
         remote.link(operation)
 
-        # Straight to the server. What is bound keeps the store, which closes its connections when it goes.
+        # Straight to the server. The bound call keeps the store alive, whose end closes its connections.
         return remote.bound(operation, self._say if self._link is None else self._link.say, self)
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
@@ -261,7 +261,7 @@ class RedisStore(Store):
         return count
 
     def remove(self, seen: LiveKey) -> None:
-        """Reset a key whose program is not known, and no other."""
+        """Reset this key, whose program need not be known, and no other."""
         for key in list(self._found(seen.shown)):
             if self._keyspace.place(key) == seen[:3]:
                 self._tell("DEL", key)
@@ -270,14 +270,14 @@ class RedisStore(Store):
         return iter([self._keyspace.shown(key) for key in self._found(prefix)])
 
     def survey(self, prefix: str = "") -> Iterator[LiveKey]:
-        """The live keys with their programs and states, to look at; nothing is written or prolonged."""
+        """The live keys with their programs and states; nothing is written, no TTL is prolonged."""
         client = self._client_to_look(prefix)
         if self._survey is None:
             self._survey = RedisSurvey(client, self._keyspace, self.clock, injected=self.clock_decides)
         return self._survey.live_keys(self._found(prefix))
 
     def programs(self, name: str) -> list[Described]:
-        """The programs that are known to write under a name; it remembers them when all its keys are idle."""
+        """The programs that have written under a name; they are known even when all its keys are idle."""
         texts = [plain_text(text) for text in self._tell("HVALS", self._keyspace.of_programs(name))]
         return known_programs(texts)
 
@@ -285,7 +285,7 @@ class RedisStore(Store):
         run(self._close)
 
     async def aclose(self) -> None:
-        """`close`, awaitable; only so the connections of the running loop are closed at once."""
+        """`close`, awaitable; only this closes the connections of the running loop at once."""
         await self._close(TASKS)
 
     async def _close(self, driver: Driver) -> None:
@@ -302,7 +302,7 @@ class RedisStore(Store):
     # inside
 
     def evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a script of one's own where the states are; a reply that is lost is not asked for again."""
+        """Run your own script on the server with the states; if its reply is lost, it is not repeated."""
         return self._tell("EVAL", script, len(keys), *keys, *arguments)
 
     def _remote(self, name: str, program: Program) -> RedisProgram:
@@ -380,8 +380,8 @@ class RedisStore(Store):
     def _every(self, pattern: bytes) -> Iterator[bytes]:
         """The keys that match, some of them perhaps twice."""
         client = self._client_to_look("")
-        # A client of redis-py that is interrupted may read the reply of another command later. One that
-        # decodes is asked for bytes: a key may be text that its encoding does not have.
+        # A client of redis-py that is interrupted may read the reply of another command later. NEVER_DECODE,
+        # because a key may contain bytes that are not valid in the client's encoding.
         is_own = self._kept is not None
         scan = self._scanned if is_own else partial(client.scan_iter, **{NEVER_DECODE: True})
         try:
@@ -398,20 +398,20 @@ def _check_client(option: str, client: Any, others: tuple[type, ...], kind: str,
         fix = "pass a Redis or a RedisCluster of redis-py, which Valkey answers, too"
         raise ConfigError(option, type(client), "is a client of valkey-py", fix)
     if isinstance(client, others):
-        # A client may show its password.
+        # The repr of a client may show its password.
         raise ConfigError(option, type(client), kind, f"pass it as {other}=")
 
 
 def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
-    """The pool that a URL asks for. What is wrong with one may stand beside a password, and is not shown."""
+    """The connection pool for a URL. An error does not show the URL, which may contain a password."""
     with suppress(ValueError, AttributeError, TypeError, RedisError):
         parts = urlsplit(url)
-        # A password with a mark that should have been escaped ends up here.
+        # An unescaped mark in a password tears the URL apart: the rest of it ends up here.
         is_torn = parts.fragment or (parts.scheme != "unix" and parts.path.strip("/").strip("0123456789"))
         pool = ConnectionPool.from_url(
             url, max_connections=MOST_CONNECTIONS, retry=Retry(NoBackoff(), 0), **bounds
         )
-        # A key may be text that no encoding has.
+        # A key may contain bytes that are valid in no encoding.
         pool.connection_kwargs["decode_responses"] = False
         # Unknown options are refused now, not at the first call.
         pool.connection_class(**pool.connection_kwargs)
@@ -422,7 +422,7 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
 
 
 def _connected(url: str, bounds: dict[str, Any]) -> Link:
-    """A link of ours for one event loop."""
+    """A link with its own client, for one event loop."""
     client = AsyncRedis.from_url(
         url, max_connections=MOST_CONNECTIONS, retry=AsyncRetry(NoBackoff(), 0), **bounds
     )
@@ -431,7 +431,7 @@ def _connected(url: str, bounds: dict[str, Any]) -> Link:
     kept = AsyncOwnConnections(client.connection_pool, timeout_s)
     options["socket_timeout"], options["decode_responses"] = None, False
     if (options["socket_connect_timeout"] or timeout_s) >= timeout_s:
-        # Ours counts connecting, too, and is not up because something has blocked the loop meanwhile.
+        # Our own deadline includes connecting, and a blocked event loop does not use it up.
         options["socket_connect_timeout"] = None
     return Link(client, kept)
 
@@ -442,18 +442,18 @@ def _no_client() -> ConfigError:
 
 
 AT_ONCE = 500
-"""States that are read in one trip: the server does nothing else meanwhile."""
+"""How many states one trip reads: the server does nothing else meanwhile."""
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
-"""How MessagePack writes a number that is not tiny: a mark, and so many bytes."""
+"""How MessagePack writes a number that is not tiny: a mark, followed by so many bytes."""
 _OF_ANOTHER_TYPE = "WRONGTYPE"
-"""What Redis' error says where a value is no text."""
+"""In Redis' error for a value that is not a string."""
 
 Writer: TypeAlias = tuple[str, int]
 """The name and the tag of a program."""
 
 
 class RedisSurvey:
-    """Looks again and again; it remembers what programs are, for that never changes."""
+    """Reads the live keys; it can be used repeatedly, and caches descriptions, which never change."""
 
     def __init__(self, client: Any, keyspace: Keyspace, clock: Clock, *, injected: bool) -> None:
         self._client = client
@@ -463,7 +463,7 @@ class RedisSurvey:
         self._programs: dict[Writer, Described] = {}
 
     def live_keys(self, keys: Iterator[bytes]) -> Iterator[LiveKey]:
-        """What stands at these keys, as far as something still does."""
+        """The states at these keys, without keys that have ended."""
         try:
             while batch := list(islice(keys, AT_ONCE)):
                 yield from self._seen(batch)
@@ -489,12 +489,12 @@ class RedisSurvey:
             if sent is not None and program is not None:
                 with suppress(*MISFITS, StoreUnavailableError):
                     state = sound(program, program.state_received(sent), now, skew)
-            # What begins with a tag nobody knows may be sound: it is of a version that knows more.
+            # A value with an unknown tag may be sound: a later version of shapekit may have written it.
             is_damaged = state is None and (program is not None or tag_of(raw) is None)
             yield LiveKey(*place, None if state is None else program, state, now, skew, is_damaged)
 
     def _learn(self, writers: Iterable[Writer]) -> None:
-        """Ask what those programs are that were not met before."""
+        """Read the descriptions of programs that are not known yet."""
         unknown = list({*writers} - self._programs.keys())
         asked = [("HGET", self._keyspace.of_programs(name), str(tag)) for name, tag in unknown]
         for writer, text in zip(unknown, self._asked(asked), strict=True):
@@ -502,10 +502,10 @@ class RedisSurvey:
                 try:
                     self._programs[writer] = revived(text.decode())
                 except (ConfigError, UnicodeDecodeError):
-                    """Left by a version that knows more: shown as unknown."""
+                    """Written by a later version of shapekit: shown as unknown."""
 
     def _asked(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies to commands of one trip, as bytes, or the error where a value is of another type."""
+        """The replies to the commands of one trip, as bytes; an error if a value is of another type."""
         if not commands:
             return []
         pipeline = self._client.pipeline(transaction=False)
@@ -531,12 +531,12 @@ class RedisSurvey:
 
 
 def is_of_another_type(reply: Any) -> bool:
-    """Whether a reply says that a value is no text, so that another program has written it."""
+    """Whether a reply says that a value is not a string, so that another program has written it."""
     return isinstance(reply, ResponseError) and _OF_ANOTHER_TYPE in str(reply)
 
 
 def tag_of(raw: Any) -> int | None:
-    """The number that a value begins with: the tag of what wrote it; None if it does not begin with one.
+    """The number that a value begins with: the tag of its program; None if it does not begin with one.
 
     >>> tag_of(bytes([0xCE, 0, 1, 0, 0, 7])), tag_of(b"plain text"), tag_of(b"")
     (65536, None, None)
@@ -548,19 +548,19 @@ def tag_of(raw: Any) -> int | None:
 
 
 MOST_AT_ONCE = 256
-"""Callers in one trip: a script that runs longer would keep all other callers waiting."""
+"""How many callers share one trip: a longer script would make all other callers wait."""
 
 
 Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
-"""One call, and the task that waits for its answer; None where it only gives back."""
+"""One call, and the future of the task that waits for its answer; None if the call only gives back."""
 
 
 class _Finishing(asyncio.Future[None]):
-    """Stands in `asyncio.all_tasks` for a task that goes on to its end when this is cancelled.
+    """Represents a task in `asyncio.all_tasks`; when it is cancelled, the task still runs to its end.
 
-    The callers that the work is done for may have gone: what it has taken for them is given back before an
-    event loop ends, since `asyncio.run` cancels all tasks and waits for them. The task itself is not among
-    them, so that only a timeout of its own cancels it.
+    Even if the callers have gone, what the task has taken for them is given back before the event loop ends,
+    since `asyncio.run` cancels all tasks and waits for them. The task itself is not in `all_tasks`, so that
+    only the timeout in `cancel` ends it.
     """
 
     def __init__(
@@ -582,7 +582,7 @@ class _Finishing(asyncio.Future[None]):
 
 
 class Line:
-    """Those who call one key on one event loop."""
+    """The callers of one key on one event loop."""
 
     def __init__(
         self,
@@ -606,7 +606,7 @@ class Line:
         try:
             return await waiter
         except asyncio.CancelledError:
-            # The answer may have come in the very moment in which the caller went away.
+            # The answer may have come just when the caller was cancelled.
             if not waiter.cancelled() and waiter.exception() is None:
                 undos, told = operation.undone(args, waiter.result()), self._loop.create_future()
                 if undos:
@@ -621,7 +621,7 @@ class Line:
 
     def _give_back(self, undos: tuple[Undo, ...], told: asyncio.Future[Any] | None = None) -> None:
         if undos:
-            # Ahead of all who wait, who may have the place; and the last who went first, for a tail retracts.
+            # Ahead of waiting calls, which may take the place; and the latest first, since the tail retracts.
             *first, last = [(*undo, self._moment()) for undo in undos]
             self._waiting.appendleft((last, told))
             self._waiting.extendleft((asked, None) for asked in reversed(first))
@@ -636,9 +636,9 @@ class Line:
                     await self._serve(self._under_way)
                 self._under_way = []
         except GeneratorExit:
-            raise  # thrown away, as those are who wait
+            raise  # the loop is closed, and the waiting tasks with it
         except BaseException:
-            # Such as Control-C.
+            # For example KeyboardInterrupt.
             for _, waiter in (*self._under_way, *self._waiting):
                 if waiter is not None:
                     waiter.cancel()
@@ -668,7 +668,7 @@ class Line:
 
 
 def _tell_error(waiter: asyncio.Future[Any], error: Exception) -> None:
-    """A connection that its loop took along may raise at its end, and then nobody is there to be told."""
+    """Pass an error to a waiting task, unless its event loop is closed: a dying connection may raise then."""
     if not waiter.done() and not waiter.get_loop().is_closed():
         waiter.set_exception(error)
 
@@ -682,7 +682,7 @@ class Loop:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def line(self, remote: RedisProgram, key: Key) -> Line:
-        """Those who call a key."""
+        """The line of the callers of a key."""
         place = (remote, key)
         line = self._lines.get(place)
         if line is None:
@@ -696,7 +696,7 @@ class Loop:
     async def ask_each(
         self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
     ) -> list[Any]:
-        """The answers for each of several keys; if the caller goes away, what was taken is given back."""
+        """The answers for each of several keys; if the caller is cancelled, what was taken is given back."""
         loop = asyncio.get_running_loop()
         told = loop.create_future()
 
@@ -730,9 +730,9 @@ class Loop:
             raise
 
     def close(self) -> None:
-        """Close the client. Said on the loop itself, which does it as soon as it can.
+        """Close the client; called on the loop itself, which closes it as soon as it can.
 
-        A loop that has closed its client may be ending, and would never run another task.
+        Not twice: a loop that has closed its client may be ending, and would never run another task.
         """
         if self.link.is_closed:
             return
@@ -741,7 +741,7 @@ class Loop:
         task.add_done_callback(self._tasks.discard)
 
     async def talk(self, conversation: Conversation) -> Any:
-        """What a conversation comes to."""
+        """Run a conversation and return its result."""
         try:
             command = next(conversation)
             while True:
@@ -751,7 +751,7 @@ class Loop:
 
 
 class Loops:
-    """Each event loop's own; where the caller gave one client, that of the loop that used it first."""
+    """A `Loop` for each event loop; if the caller gave one client, only for the loop that first used it."""
 
     def __init__(self, connect: Callable[[], Link], *, many: bool) -> None:
         self._connect = connect
@@ -762,7 +762,7 @@ class Loops:
         self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
 
     def here(self) -> Loop | None:
-        """That of the running asyncio loop; None on trio, and where there is none to be had."""
+        """The `Loop` of the running asyncio loop; None on trio, and for loops that cannot have one."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -776,14 +776,14 @@ class Loops:
                 return found
             if self._loops and not self._many:
                 return None
-            # A connection knows its loop: neither would ever go by itself.
+            # A connection refers to its loop: neither would ever be collected.
             for ended in [loop for loop in self._loops if loop.is_closed()]:
                 del self._loops[ended]
             found = self._loops[running] = Loop(self._connect())
             return found
 
     async def close(self, driver: Driver) -> None:
-        """Close the client of the running loop, if that is awaited; loops on other threads close theirs."""
+        """Close the client of the running loop, if this is awaited; loops on other threads close theirs."""
         with self._lock:
             loops = dict(self._loops)
         own = loops.pop(running_loop(), None)
