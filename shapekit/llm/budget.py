@@ -1,4 +1,4 @@
-"""LLMBudget: requests and tokens of a language model, reserved by an estimate and settled by the truth."""
+"""LLMBudget: limits requests, tokens and money; calls reserve an estimate and settle their actual usage."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FAMILIES = {"total": "tokens", "input": "input-tokens", "output": "output-tokens"}
 PARTS = 120
-"""In how many parts a period is counted where its limit is never to be exceeded."""
+"""In how many parts a period is counted for a limit that must not be exceeded."""
 MOST_SOON_US = 250_000
-"""How far ahead a call takes its slots at most; half a part of a minute."""
+"""How far ahead a call takes its slots at most: half a part of a minute."""
 MOST_FENCE_US = 60 * SECOND_US
-"""For how long the first call of a process is overtaken at most by those of others."""
+"""How long calls of other processes can overtake the first waiting call of a process, at most."""
 _ALL = "all"
 """The key of a limit over all keys."""
 _BUDGETS = "_shapekit_budgets"
@@ -72,35 +72,35 @@ class LLMBudget:
 
     - `requests`: the rate of calls, evenly spaced.
     - `tokens`: a rate of tokens, such as `"90k/min"`, or any strategy; a plain number is per second.
-      `input_tokens`, `output_tokens`: if the server counts them separately. No window of its
-      period exceeds a rate, even if some calls take longer than others to arrive, by up to a 120th of the
-      period. This costs 1.7 % of the tokens and 0.8 % of the requests.
+      `input_tokens`, `output_tokens`: if the server counts them separately. A rate is exceeded in no window
+      of its period, even if some calls take longer to arrive than others, by up to a 120th of the period.
+      This costs 1.7 % of the tokens and 0.8 % of the requests.
     - `tokens_per_day`: how many tokens in a day, or a `Quota`.
-    - `spend`: how much money: `"50 USD/day"`, or in a calendar week or month; in any window of another
-      period, such as `"5 USD/hour"`. A call reserves the most that it can cost; a call that may spend more
-      than is left is refused with QuotaExhaustedError.
+    - `spend`: how much money per calendar day, week or month, such as `"50 USD/day"`, or in any window of
+      another period, such as `"5 USD/hour"`. A call reserves the most that it can cost; a call that may spend
+      more than is left is refused with QuotaExhaustedError.
     - `total`: the same, over all keys together.
-    - `prices`: what a million tokens of each model cost, as a table or the path of a TOML or JSON file:
-      `{"currency": "USD", "some-model": {"input": "2.50", "output": "10"}}`. `cached`, `written` (to a cache)
-      and `reasoning` cost as much as the input, or the output, if the table has no price for them.
+    - `prices`: the prices of a million tokens of each model, as a table or the path of a TOML or JSON file:
+      `{"currency": "USD", "some-model": {"input": "2.50", "output": "10"}}`. Without their own prices,
+      `cached` and `written` (to a cache) cost as much as `input`, and `reasoning` as much as `output`.
     - `tz`: the time zone in which the days, weeks and months of `spend` and `total` begin, instead of UTC.
     - `alerts`: the shares of a day's tokens and of money at which a `BudgetReached` is emitted.
-    - `capacity`: lets more through: the tokens are kept by a `TokenBucket` of this capacity, which is full at
-      first and refilled at the rate. The worst window has the limit and the capacity. It is also the most
-      that one call may ask for.
-    - `estimate`: what a call may use: tokens, (input, output), or a callable that gets the arguments of the
-      call. By default the length of the prompt, and the longest answer that the call allows.
+    - `capacity`: lets more through: counts the tokens with a `TokenBucket` of this capacity, which is full at
+      first and refilled at the rate. The worst window admits the limit plus the capacity. One call can ask
+      for at most the capacity.
+    - `estimate`: how much a call may use: tokens, (input, output), or a callable that gets the arguments of
+      the call. By default the length of the prompt, and the longest answer that the call allows.
     - `learn=False`: earlier calls do not correct the estimates by length.
-    - `count`: a function that counts the tokens of a text, or a tiktoken encoding. By default three bytes are
-      a token.
+    - `count`: a function that counts the tokens of a text, or a tiktoken encoding. By default, three bytes
+      count as a token.
     - `key`: what the limit is counted for: text, a template over the arguments (`"{model}"`), or a callable.
     - `max_wait`: a call that would wait longer, for its tokens and its slot together, is refused.
     - `refund_on`: exceptions (or a predicate) after which a call cost nothing. By default errors of calls
       that were not sent (refused by shapekit, connection refused), and refusals by the server (a 4xx), which
       use a request and no tokens.
-    - `on_abort="estimate"`: a stream that ends before it reports its usage is charged what it reserved, and
-      not its input and what was seen of its answer.
-    - `provider`: "openai" or "anthropic" reads the headers of this provider alone, "auto" those of any.
+    - `on_abort="estimate"`: a stream that ends before it reports its usage is charged what it reserved,
+      rather than its input and the part of its answer that was read.
+    - `provider`: "openai" or "anthropic" reads only the headers of this provider, "auto" those of any.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LLMBudget:
     ) -> None:
         self._store, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, self._store, "llm")
-        """The name of the budget, with which the names of its policies begin."""
+        """The name of the budget, which the names of its policies begin with."""
         self._feedback = Feedback(one_of("provider", provider, ("auto", *DIALECTS_OF_TOKENS)))
         if capacity is not None and tokens is None and input_tokens is None and output_tokens is None:
             raise ConfigError("capacity", capacity, "has no rate of tokens to apply to", _FIX)
@@ -162,8 +162,8 @@ class LLMBudget:
         if not budget_limits:
             raise ConfigError("tokens", tokens, "is missing", _FIX)
         self.policies = {budget_limit.family: budget_limit.policy for budget_limit in budget_limits}
-        """The policies it is made of, by what they count: "tokens", "input-tokens", "requests" …"""
-        max_wait_us(max_wait)  # a mistake is told here, and not by the first call
+        """The policies of the budget, by what they count: "tokens", "input-tokens", "requests" …"""
+        max_wait_us(max_wait)  # raise a mistake here, not in the first call
         if requests is not None:
             try:
                 rates_of_requests = parse_rates(requests)
@@ -215,7 +215,7 @@ class LLMBudget:
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,
     ) -> LLMCall:
-        """A context that is entered when the call may leave, and yields its `LLMCall`.
+        """A context manager that waits until the call may leave, and yields its `LLMCall`.
 
         `asked` is how many tokens to reserve, or the arguments of the call as a dict. `model` names the model
         whose price applies, if the dict does not.
@@ -240,13 +240,13 @@ class LLMBudget:
     def wrap(self, function: F) -> F:
         """Wrap a function: its calls wait for their limits, and are settled by the usage in their answers.
 
-        Made for the `create` methods of the OpenAI and Anthropic SDKs, whose headers it reads too; it takes
-        any function, coroutine function or asynchronous generator function. Streams are settled when they
-        report their usage: OpenAI's chat does so with `stream_options={"include_usage": True}`.
+        Made for the `create` methods of the OpenAI and Anthropic SDKs, whose headers are read as well; any
+        function, coroutine function or asynchronous generator function can be wrapped. Streams are settled
+        when they report their usage: OpenAI's chat does so with `stream_options={"include_usage": True}`.
         """
         if not callable(function):
             raise ConfigError("function", function, "cannot be called", "wrap client.chat.completions.create")
-        # Where `functools.wraps` copies it, too.
+        # In `__dict__`, which `functools.wraps` copies.
         budgets = getattr(function, "__dict__", {}).get(_BUDGETS, ())
         if self in budgets:
             bound = "is wrapped already: each call would be charged twice"
@@ -258,7 +258,7 @@ class LLMBudget:
     def forecast(
         self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None, model: str | None = None
     ) -> Outlook:
-        """When `calls` more such calls will have left, if they came now and no others did."""
+        """When `calls` more such calls will have left, if they came now and no other calls did."""
         return run(self._forecast, calls, asked, key, model)
 
     async def aforecast(
@@ -276,7 +276,7 @@ class LLMBudget:
         return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
 
     def quotas(self, key: str | None = None) -> list[QuotaUsage]:
-        """How much of each quota of tokens is used, and what is left of it, for a key. Consumes nothing."""
+        """How much of each quota of tokens is used and left, for a key. Consumes nothing."""
         return run(self._quotas, key)
 
     async def aquotas(self, key: str | None = None) -> list[QuotaUsage]:
@@ -291,7 +291,7 @@ class LLMBudget:
         return used
 
     def spending(self, key: str | None = None) -> list[Spending]:
-        """How much money of each limit is spent, and what is left of it, for a key. Consumes nothing."""
+        """How much money of each limit is spent and left, for a key. Consumes nothing."""
         return run(self._spending, key)
 
     async def aspending(self, key: str | None = None) -> list[Spending]:
@@ -338,7 +338,7 @@ class LLMBudget:
     def _estimated(
         self, asked: Asked | None, key: str | None, model: str | None
     ) -> tuple[str, TokenUsage, Price | None, Learn]:
-        """The key of a call, what it reserves and by which price, and what is to be told its usage."""
+        """The key of a call, what it reserves, its price, and the function that learns from its usage."""
         whose = self._whose(key, asked)
         if model is None and isinstance(asked, Mapping):
             model = asked.get("model")
@@ -349,7 +349,7 @@ class LLMBudget:
     def _reserved(
         self, asked: Asked | None, price: Price | None, whose: str, model: str | None
     ) -> tuple[TokenUsage, Learn]:
-        """What a call reserves, and what is to be told its usage."""
+        """What a call reserves, and the function that learns from its usage."""
         if asked is not None and not isinstance(asked, Mapping):
             return self._told("asked", asked), None
         estimate = self._estimate
@@ -365,7 +365,7 @@ class LLMBudget:
             return usage, None
         like = repr((whose, model))
         learned = self._learning.scaled(like, usage)
-        # What was learned never decides whether a call can be admitted at all.
+        # A learned estimate never decides whether a call can be admitted at all.
         fits = self._books.fits(usage, price, whose) and self._books.fits(learned, price, whose)
         return learned if fits else usage, partial(self._learning.learn, like, usage)
 
@@ -398,7 +398,7 @@ class LLMBudget:
 def _counted(
     field: str, tokens: RateLike | Algorithm[Any] | None, capacity: int | None
 ) -> tuple[Algorithm[Any], ...]:
-    """How a rate of tokens is kept: never above the limit, unless a capacity is asked for."""
+    """The strategies that keep a rate of tokens: never above the limit, unless a capacity is given."""
     if tokens is None:
         return ()
     if isinstance(tokens, Algorithm):
@@ -410,7 +410,7 @@ def _counted(
         rate = Rate.parse(tokens)
         if capacity is not None or rate.burst is not None:
             return (TokenBucket(rate, capacity),)
-        # One part more than the period: a call may arrive so much later than another.
+        # One part longer than the period: a call may arrive that much later than another one.
         span = timedelta(microseconds=rate.period_us + -(-rate.period_us // PARTS))
         return (SlidingWindow(rate.limit, span, buckets=PARTS + 1, conservative=True),)
     except ConfigError as error:

@@ -1,15 +1,15 @@
-"""LLMCall: the leave of one call to a language model: its tokens first, then its slot.
+"""LLMCall: one call to a language model, which takes its tokens first, then its slot.
 
-Some errors say that a call used up no tokens, some that it was never sent. Of a timeout, a lost connection
-or an error of the server it is unknown what the model did.
+Some errors show that a call used no tokens, some that it was never sent. After a timeout, a lost connection
+or an error of the server, it is unknown what the model did.
 
-Line: calls of one budget that wait, first come, first served in each process.
+Line: the waiting calls of one budget, first come, first served in each process.
 
-A slot that is taken keeps its place, so a slot far ahead, taken by an estimate, would keep out calls that fit
-as soon as others have settled. Therefore a call takes its slots only when they are near. Until then it stands
-in line: the first one asks again when something was given back, and now and then, because other processes
-give back too. A call that was first for a whole period, or a minute, takes its slots however far they are: no
-other process can overtake it for ever.
+A slot keeps its place, so a slot far ahead, taken by an estimate, would keep out calls that fit as soon as
+others have settled. Therefore a call takes its slots only when they are near. Until then it waits in line:
+the first call in line asks again when something was given back, and also now and then, because other
+processes give back as well. A call that was first for a whole period, or a minute, takes its slots however
+far they are, so that other processes cannot overtake it for ever.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from shapekit.shaper import Core, Reservation
 __all__ = ["LLMCall"]
 
 DIALECTS_OF_TOKENS = tuple(FAMILIES)
-"""The servers that tell tokens from requests."""
+"""The servers whose headers distinguish tokens from requests."""
 LOOK_US = SECOND_US
-"""How often the first one asks at most; after a twentieth of its wait if that is longer."""
+"""The shortest interval at which the first call asks again; a twentieth of its wait if that is longer."""
 
 
 def hold_s(dialect: str, headers: Any, needs: Mapping[str, int], received_at: float) -> float:
-    """Seconds until the server has as many tokens again as one more call like this one needs.
+    """Seconds until the server again has as many tokens as one more call like this one needs.
 
-    A server's reset is when all is there again, and what is missing comes back evenly until then. It may
-    have less left than we believe, because others spend it too.
+    A server's reset is the time when all tokens are there again; until then they come back evenly. The server
+    may have fewer left than shapekit has counted, because others spend them as well.
     """
     waits = [0.0]
     for name in FAMILIES if dialect == "auto" else (dialect,):
@@ -74,15 +74,15 @@ def hold_s(dialect: str, headers: Any, needs: Mapping[str, int], received_at: fl
 
 
 _UNKNOWN = (408, 499)
-"""Of the refusals those that come after a wait: the model may have been at work."""
+"""Statuses of refusals that come after a wait, in which the model may have worked."""
 _NEVER_SENT = (RateLimitedError, CostExceedsLimitError, ConnectionRefusedError, gaierror)
 
 
 def never_sent(error: BaseException) -> bool:
-    """Whether the call did not leave: refused by us, or without a server to send it to.
+    """Whether the call did not leave: it was refused by shapekit, or there was no server to send it to.
 
-    Clients wrap such errors in their own, so what they come from counts: their causes, or what was replaced
-    by them (`from None`). Of several that failed together, all.
+    Clients wrap such errors in their own, so causes count, as do errors that were replaced (`from None`). In
+    a group of errors, all of them have to be such errors.
     """
     cause: BaseException | None = error
     seen: set[int] = set()
@@ -98,7 +98,7 @@ def never_sent(error: BaseException) -> bool:
 
 
 def never_ran(error: BaseException) -> bool:
-    """Whether no model did anything: it was never sent, or the server refused it (a 4xx, 429 too)."""
+    """Whether no model did any work: the call was never sent, or the server refused it (a 4xx, also 429)."""
     answer = CallOutcome(failure=error).answer
     if answer is not None:
         return 400 <= answer.status < 500 and answer.status not in _UNKNOWN
@@ -116,16 +116,16 @@ class Charge(NamedTuple):
     key: str
     cost: int
     unit: str | None = None
-    """The currency of what it takes; None for tokens and requests."""
+    """The currency; None for tokens and requests."""
 
     @property
     def core(self) -> Core:
-        """The queue that is asked."""
+        """The shaper core that the charge is made on."""
         return self.policy.shaper.core
 
 
 class _PendingWait:
-    """How long one call waits, for everything it takes together."""
+    """The bounds on the wait of one call, for everything it takes together."""
 
     def __init__(self, clock: Clock, key: str, policy: str, waits: Waits) -> None:
         self._clock = clock
@@ -147,7 +147,7 @@ class _PendingWait:
         return None if self._max_wait_us is None else max(0, self._max_wait_us - self.waited_us)
 
     def timeout_left_us(self) -> int | None:
-        """How long until it gives up, or None; TimeoutError if that is now."""
+        """How long until the call gives up; None without a timeout. TimeoutError if it is over."""
         if self._timeout_us is None:
             return None
         waited_us = self.waited_us
@@ -156,21 +156,21 @@ class _PendingWait:
         return self._timeout_us - waited_us
 
     def sleeps_until_us(self, nap_us: int | None) -> int | None:
-        """Until when to rest, at most."""
+        """Until when to sleep at most."""
         naps = [pause for pause in (nap_us, self.left_us(), self.timeout_left_us()) if pause is not None]
         return self._clock.now_us() + min(naps) if naps else None
 
     def told(self, error: RateLimitedError) -> RateLimitedError:
-        """A refusal in terms of the whole wait."""
+        """The refusal, with the whole wait as its delay."""
         if not isinstance(error, QueueFullError) or self._max_wait_us is None:
             return error
         return after_waiting(error, self.waited_us / SECOND_US, self._max_wait_us / SECOND_US)
 
 
 class Line:
-    """The calls of a budget that wait, by key.
+    """The waiting calls of a budget, by key.
 
-    `is_shared`: whether what one key gives back may be what another one waits for.
+    `is_shared`: whether units that one key gives back may be those that another key waits for.
     """
 
     def __init__(self, clock: Clock, soon_us: int, fence_us: int, *, is_shared: bool) -> None:
@@ -189,9 +189,9 @@ class Line:
     async def take(
         self, driver: Driver, key: str, charges: Sequence[Charge], waits: Waits
     ) -> tuple[list[Reservation], int]:
-        """A slot of each policy, all of which have come; and for how long the call stood in line.
+        """Wait for a slot of each policy; returns the slots, and for how long the call waited in line.
 
-        A call that takes none, for whatever reason, keeps none.
+        A call that raises an error keeps none of them.
         """
         pending = _PendingWait(self._clock, key, charges[0].policy.name, waits)
         await driver.stop_if_cancelled()
@@ -207,7 +207,7 @@ class Line:
             self.freed(asking.key)
 
     def freed(self, key: str) -> None:
-        """Something was given back: the first one asks again; that of each key if it belongs to them all."""
+        """Units were given back: wake the first call of the key, or of every key if the line `is_shared`."""
         self._freed += 1
         if self._places:
             with self._lock:
@@ -217,7 +217,7 @@ class Line:
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
         if self._pid != os.getpid():
-            self._begin()  # those that waited are the parent's
+            self._begin()  # in a forked child: the waiting calls are the parent's
         freed = self._freed
         if asking.key not in self._places or asking.pending.left_us() == 0:
             if await asking.ask(self._soon_us):
@@ -228,25 +228,25 @@ class Line:
         try:
             self._join(asking)
             if self._freed != freed:
-                # What was given back after it was refused, and before it stood here, has woken no call.
+                # Units given back after the refusal, but before the call was in line, have woken no call.
                 asking.alarm.set()
             await self._wait(asking)
             return await asking.leave(asking.pending.waited_us)
         finally:
             if isinstance(sys.exception(), GeneratorExit):
-                # The collector ends it in the midst of anything, where this thread may hold the lock.
+                # The collector may end the coroutine at any point, even where this thread holds the lock.
                 process.in_background(self._leave, asking)
             else:
                 self._leave(asking)
 
     async def _wait(self, asking: _Asking) -> None:
-        """Until the call is first in line, and has its slots."""
+        """Wait until the call is first in line and has its slots."""
         first_since_us: int | None = None
         while True:
             nap_us = asking.nap_us(self._soon_us) if self._is_first(asking) else None
             until_us = asking.pending.sleeps_until_us(nap_us)
             await asking.charges[0].core.sleepers.rest(asking.driver, asking.alarm, until_us)
-            # Who has rung this one meanwhile has done so for nothing: the call is about to ask.
+            # A new alarm before asking: wakes from before it are covered by the question.
             asking.alarm = asking.driver.alarm()
             is_first = self._is_first(asking)
             if not is_first and asking.pending.left_us() != 0:
@@ -285,7 +285,7 @@ class Line:
 
 
 class _Asking:
-    """What one call asks for, and what it was answered."""
+    """One call's questions to its policies, and the slots that it was granted."""
 
     def __init__(self, driver: Driver, key: str, charges: Sequence[Charge], pending: _PendingWait) -> None:
         self.driver = driver
@@ -293,20 +293,20 @@ class _Asking:
         self.charges = charges
         self.pending = pending
         self.alarm: Any = None
-        """In line, what ends the rest of the call; once it has rung, the call asks and gets another one."""
+        """Wakes the call while it waits in line; replaced each time before the call asks."""
         self._order = [*range(len(charges))]
         self._taken: dict[int, Reservation] = {}
         self._unended: set[int] = set()
-        """Of which slots listeners know, and not how they end."""
+        """The slots that were reported to listeners as reserved, but not yet as ended."""
         self._refused: Reservation
         self._is_refused = False
         self._bounds_us: dict[int, int | None] = {}
 
     async def ask(self, soon_us: int | None) -> bool:
-        """Take all, or nothing. The policy that has refused last is asked first.
+        """Take a slot of every policy, or none. The policy that refused last is asked first.
 
-        Without `soon_us`, a slot may be far ahead, and the next one is taken when it has come: taken now, it
-        would have passed by then, and calls that have later ones leave at that instant too.
+        Without `soon_us`, a slot may be far ahead; then the next one is taken only when that has come. If it
+        were taken now, it would have passed by then, and later calls would leave at the same instant.
         """
         for place in self._order:
             charge, left_us = self.charges[place], self.pending.left_us()
@@ -328,13 +328,13 @@ class _Asking:
         return True
 
     async def check(self) -> None:
-        """Raise the error of the last refusal, unless the call may wait for what refused it."""
+        """Raise the error of the last refusal, unless the call may wait for the limit that refused it."""
         refused, pending, place = self._refused, self.pending, self._order[0]
         charge, left_us = self.charges[place], pending.left_us()
         delay_us = round(refused.delay * SECOND_US)
         if left_us is not None and delay_us > left_us:
             error = refusal(refused, left_us)
-            # It was asked whether the slot is near; the same call would be admitted earlier than that.
+            # The question was for a near slot; a call that asks again is admitted earlier than that says.
             error.decision = error.decision._replace(retry_after_us=delay_us - left_us)
             error.args = (error.decision, *error.args[1:])
             raise self._told(charge, error)
@@ -345,20 +345,20 @@ class _Asking:
                 raise self._told(charge, refusal(spent, None))
             self._taken[place] = spent
             await self.give_back()
-            self._is_refused = False  # it was given something back meanwhile
+            self._is_refused = False  # something was given back meanwhile
         charge.core.reporter.waits(charge.key, delay_us, is_bounded=pending.is_bounded)
 
     def nap_us(self, soon_us: int) -> int:
-        """How long to rest before asking again; nothing before the first question."""
+        """How long to sleep before asking again; 0 before the first question."""
         if not self._is_refused:
             return 0
         delay_us = round(self._refused.delay * SECOND_US)
-        # What comes soon is refused only where the store is gone, and until it is asked again.
+        # A slot that comes soon is refused only if the store is gone: then the delay is until the next probe.
         pause_us = delay_us - soon_us if delay_us > soon_us else delay_us
         return min(pause_us, max(LOOK_US, delay_us // 20))
 
     async def leave(self, line_us: int) -> tuple[list[Reservation], int]:
-        """Wait until all slots have come, and tell it: the call leaves with the last of them."""
+        """Wait until all slots have come, and report the departure: the call leaves with the last of them."""
         due_us, has_waited = 0, line_us > 0
         for place in range(len(self.charges)):
             await self._tell(place, line_us)
@@ -374,7 +374,7 @@ class _Asking:
         return [self._taken[place] for place in range(len(self.charges))], line_us
 
     async def _tell(self, place: int, line_us: int) -> None:
-        """Tell listeners of a slot, unless they know."""
+        """Report a slot to listeners, unless that was done."""
         if place not in self._unended:
             charge, taken = self.charges[place], self._taken[place]
             charge.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
@@ -385,7 +385,7 @@ class _Asking:
         """Wait until a slot has come; returns as `Waiter.wait`."""
         gives_up_us = self.pending.timeout_left_us()
         waiter, left_us = self.charges[place].core.waiter, self._bounds_us[place]
-        self._unended.discard(place)  # if this wait ends early, that is told there
+        self._unended.discard(place)  # if this wait ends early, the waiter reports it
         try:
             waited_us = await waiter.wait(self.driver, self._taken[place], left_us, gives_up_us)
         except RateLimitedError as error:
@@ -397,14 +397,14 @@ class _Asking:
         return waited_us
 
     async def give_back(self) -> bool:
-        """Give back what was taken; whether there was something."""
+        """Give back all slots that were taken; returns whether there were any."""
         had_some = bool(self._taken)
         while self._taken:
             *_, (place, reservation) = self._taken.items()
             is_returned = False
             with suppress(StoreUnavailableError):
                 is_returned = await reservation.core.give_back(self.driver, reservation)
-            # After the await: a call that is cancelled there gives the slot back again, which is harmless.
+            # After the await: a call that is cancelled there gives the slot back twice, which is harmless.
             self._taken.pop(place, None)
             if place in self._unended:
                 self._unended.discard(place)
@@ -420,19 +420,19 @@ class _Asking:
 
 
 Learn: TypeAlias = Callable[[TokenUsage], None] | None
-"""What is told the usage of a call, to estimate the next ones by it."""
+"""A function that gets the usage of a call, to improve later estimates."""
 
 
 class BudgetLimit(NamedTuple):
-    """A limit of tokens: all of them, or only those of the input, or of the output. Or one of money."""
+    """A limit of money, or of tokens: of all, or only of those of the input or the output."""
 
     policy: Policy
     part: str
-    """"total", "input" or "output"; "money" for what they cost."""
+    """"total", "input" or "output" tokens; "money" for their cost."""
     family: str
-    """What servers call such tokens in their headers."""
+    """The name that servers give such tokens in their headers."""
     bound: str
-    """The option that says how much one call may take out."""
+    """The option that says how much one call may take."""
     key: str | None = None
     """The key of a limit that all calls share."""
     currency: str | None = None
@@ -442,24 +442,24 @@ class BudgetLimit(NamedTuple):
         return key if self.key is None else self.key
 
     def cost(self, usage: TokenUsage, price: Price | None) -> int:
-        """What a usage takes out of it."""
+        """What a usage costs under this limit."""
         if self.part == "money" and price is not None:
             return price.cost(usage)
         cost: int = getattr(usage, self.part)
         return cost
 
     def reserved(self, usage: TokenUsage, price: Price | None) -> int:
-        """What a call of this estimate is to reserve."""
+        """What a call with this estimate has to reserve."""
         if self.part == "money" and price is not None:
             return max(1, price.most(usage))
         return max(1, self.cost(usage, price))
 
     def most(self, key: str) -> int:
-        """The most that one call may take out, as far as this process knows."""
+        """The most that one call may take, as far as this process knows."""
         return self.policy.shaper.core.queue_of(self.key_of(key)).max_cost
 
     async def charge(self, driver: Driver, usage: TokenUsage, price: Price | None, key: str) -> Charge:
-        """What a call takes from it, or CostExceedsLimitError."""
+        """What a call takes from this limit; raises CostExceedsLimitError if that is too much."""
         cost, whose, most = self.reserved(usage, price), self.key_of(key), self.most(key)
         if cost > most:
             unit, digits = ("tokens", 0) if self.currency is None else (self.currency, DIGITS)
@@ -469,7 +469,7 @@ class BudgetLimit(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What the calls of one budget are counted by."""
+    """The limits of one budget, and what its calls have in common."""
 
     budget_limits: tuple[BudgetLimit, ...]
     requests: Policy | None
@@ -480,14 +480,14 @@ class Books(NamedTuple):
     count_tokens: Callable[[str], int]
     """Counts the tokens of a text."""
     settles_aborted: bool
-    """Whether a stream that has not told its usage is settled at what was seen of it."""
+    """Whether a stream that has not reported its usage is settled at what was read of it."""
 
     def fits(self, usage: TokenUsage, price: Price | None, key: str) -> bool:
-        """Whether a call of this estimate can ever be admitted."""
+        """Whether a call with this estimate can ever be admitted."""
         return all(limit.reserved(usage, price) <= limit.most(key) for limit in self.budget_limits)
 
     async def charges(self, driver: Driver, usage: TokenUsage, price: Price | None, key: str) -> list[Charge]:
-        """What a call of this estimate takes from each policy."""
+        """What a call with this estimate takes from each policy."""
         charges = [await limit.charge(driver, usage, price, key) for limit in self.budget_limits]
         return charges if self.requests is None else [*charges, Charge(self.requests, key, 1)]
 
@@ -529,17 +529,17 @@ class LLMCall:
 
     @property
     def delay(self) -> float:
-        """The seconds that the call waited, for its tokens and for its slot."""
+        """How many seconds the call waited for its tokens and its slot."""
         self._check_entered()
         return self._delay_us / SECOND_US
 
     # the books
 
     def settle(self, answer: Any) -> bool:
-        """Charge what the call used: its answer, a usage, a number of tokens, or (input, output).
+        """Charge what the call used, given as its answer, a usage, a number of tokens, or (input, output).
 
-        The difference is charged, or given back. Returns False, and changes nothing, if the answer has no
-        usage or the charge was right already.
+        The difference to the charge so far is charged or given back. Returns False, and changes nothing, if
+        the answer has no usage or the charge was right already.
         """
         return run(self._settle, answer)
 
@@ -548,10 +548,10 @@ class LLMCall:
         return await self._settle(TASKS, answer)
 
     def seen(self, heard: StreamUsage) -> TokenUsage | None:
-        """What a stream has used, as far as it was read; None if its reservation stays charged instead."""
+        """What a stream has used, as far as it was read; None if its reservation stays charged."""
         if not self._books.settles_aborted:
             return None
-        self._learn_from = None  # what was counted here says nothing of how to count
+        self._learn_from = None  # our own count cannot improve the estimates
         given = self.reserved.input
         if not given and self._asked is not None:
             given = estimated(self._asked, self._books.count_tokens).input
@@ -559,7 +559,7 @@ class LLMCall:
         return usage if usage is not None and usage.input else None
 
     def observe(self, response: Any) -> ServerHint | None:
-        """Read what an answer's headers say, and hold the key if it asks for that.
+        """Read the headers of a response, and hold the key if they ask for that.
 
         The key is also held if the server has fewer tokens left than this call reserved, because the next
         such call would be refused. Takes a response with headers, of httpx or an SDK's `with_raw_response`.
@@ -573,7 +573,7 @@ class LLMCall:
     def failed(self, error: BaseException) -> None:
         """End the call after an error: read the response in it, and give back what the call did not cost.
 
-        A call that is discarded with its event loop does neither.
+        A call that is dropped with its event loop does neither.
         """
         run(self._failed, error)
 
@@ -616,7 +616,7 @@ class LLMCall:
         if usage is None:
             return False
         self._is_settled = True
-        # The request, which was one, is charged nothing more.
+        # The request itself stays charged as one.
         charges = [
             (admission, budget_limit.cost(usage, self._price))
             for budget_limit, admission in zip(self._books.budget_limits, self._entered, strict=False)
@@ -655,7 +655,9 @@ class LLMCall:
     # inside
 
     def _held(self) -> list[Admission]:
-        """What a hold stops: the key of the call, unless all calls have only one in common."""
+        """The admissions whose keys a hold stops: those on keys that all calls share only if there are no
+        others.
+        """
         shared = {limit.policy for limit in self._books.budget_limits if limit.key is not None}
         return [taken for taken in self._entered if taken.policy not in shared] or self._entered
 
@@ -670,7 +672,7 @@ class LLMCall:
         return usage_of(answer)
 
     def _free(self, error: BaseException) -> list[Admission]:
-        """What an error gives back. A request that the server has refused was one all the same."""
+        """The admissions that an error gives back. A request that the server refused stays charged."""
         if self._is_settled:
             return []
         with log_errors(self):
@@ -685,7 +687,7 @@ class LLMCall:
     def _heard(self, response: Any) -> ServerHint | None:
         self._check_entered()
         now = self._books.clock.wall_us() / SECOND_US
-        # The incident is that of the key which is held.
+        # A refusal belongs to the incident of the key that is held.
         hint = hint_of(self._held()[0], self._books.feedback, response, now)
         answer = CallOutcome(result=response).answer
         if answer is None:
@@ -706,27 +708,27 @@ async def _settled(driver: Driver, admission: Admission, cost: int) -> bool:
 
 
 async def settle(driver: Driver, call: LLMCall, usage: Any) -> None:
-    """Settle a call that was made. Where that fails, its answer is the caller's all the same."""
+    """Settle a call that was made. An error is logged: the caller gets the answer all the same."""
     with log_errors(call):
         await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
 async def settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> None:
-    """Settle a call at what was seen of its stream, which has not told its usage."""
+    """Settle a call at what was read of its stream, which has not reported its usage."""
     with log_errors(call):
         if (usage := call.seen(heard)) is not None:
             await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
 def log_errors(call: LLMCall) -> ErrorsLogged:
-    """A context for what is done after a call was made."""
+    """A context manager that logs errors of the work after a call."""
     return ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm")
 
 
 def told_tokens(field: str, told: object, budget_limits: Sequence[BudgetLimit]) -> TokenUsage:
-    """A usage, or the tokens that are given as numbers.
+    """A usage, or one made from numbers of tokens.
 
-    A bare number says nothing where input and output are counted apart.
+    A single number is refused if input and output are counted separately.
     """
     usage = told_usage(field, told)
     if type(told) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):

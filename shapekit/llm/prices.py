@@ -1,7 +1,7 @@
 """Prices: what tokens cost, and how much may be spent.
 
-Money is counted in integers: millionths of a cent, which is 8 digits behind the point. What a call costs is
-rounded up to a whole one, once.
+Money is counted in integers: millionths of a cent, which are 8 decimal places. The cost of a call is rounded
+up to a whole millionth, once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shapekit.rate import COUNT, MAX_COUNT, count_of, exactly
 __all__ = ["Spending"]
 
 DIGITS = 8
-"""Of an amount of money, the digits behind the point."""
+"""The decimal places of an amount of money."""
 _UNIT = 10**DIGITS
 MOST = MAX_COUNT // _UNIT
 """The largest amount of a budget, and the most that one call is charged."""
 _PER = 10**6
-"""The tokens that a price is for."""
+"""How many tokens a price is for."""
 
 PriceSpec: TypeAlias = "Mapping[str, Any] | str | PathLike[str]"
-"""A table of prices, or the path of a TOML or JSON file that holds one."""
+"""A table of prices, or the path of a TOML or JSON file with one."""
 
 _FIX = 'write prices={"currency": "USD", "some-model": {"input": "2.50", "cached": "1.25", "output": "10"}}'
 _SPEND_FIX = 'write "50 USD/day", "1000 EUR/month" or "5 USD/hour"'
@@ -39,7 +39,7 @@ _CALENDAR = ("day", "week", "month")
 
 
 class Price(NamedTuple):
-    """What a million tokens cost, in millionths of a cent."""
+    """The price of a million tokens of each kind, in millionths of a cent."""
 
     input: int
     cached: int
@@ -48,7 +48,7 @@ class Price(NamedTuple):
     reasoning: int
 
     def cost(self, usage: TokenUsage) -> int:
-        """What a call has cost, rounded up. A cost above all budgets is cut to the largest one."""
+        """The cost of a call, rounded up, and at most `MOST`."""
         fresh = max(0, usage.input - usage.cached - usage.written)
         said = max(0, usage.output - usage.reasoning)
         cost = (
@@ -61,7 +61,7 @@ class Price(NamedTuple):
         return min(-(-cost // _PER), MAX_COUNT)
 
     def most(self, usage: TokenUsage) -> int:
-        """The most that a call of so many tokens can cost, of whatever kind they are."""
+        """The most that a call with this many tokens can cost, whatever kinds they turn out to be."""
         given, answered = max(self.input, self.cached, self.written), max(self.output, self.reasoning)
         return -(-(usage.input * given + usage.output * answered) // _PER)
 
@@ -98,21 +98,21 @@ class Spending(NamedTuple):
     per: str
     """The period: `"day"`, `"rolling:1hour"`."""
     currency: str
-    """What the amounts are in, such as `"USD"`."""
+    """The currency of the amounts, such as `"USD"`."""
     limit: Decimal
     """The amount per period."""
     used: Decimal
-    """What was spent in this period, and what is reserved by calls that are not settled."""
+    """The amount spent in this period, including reservations of calls that are not settled yet."""
     remaining: Decimal
-    """What is left."""
+    """The amount left."""
     resets_at: float
-    """When the period ends, in epoch seconds; of a rolling one, when all is free without further calls."""
+    """When the period ends, in epoch seconds; for a rolling one, when nothing counts any more."""
     resets_in: float
     """Seconds until `resets_at`."""
 
 
 def money(units: int) -> Decimal:
-    """The amount in the currency.
+    """The amount in units of the currency.
 
     >>> money(4_998_000_000), money(5_000_000_000)
     (Decimal('49.98'), Decimal('50'))
@@ -121,7 +121,7 @@ def money(units: int) -> Decimal:
 
 
 def spend_from(field: str, told: object, tz: str | None) -> Spend:
-    """A budget of money: of a day, a week or a month, or in any other period wherever that begins.
+    """A budget of money: per calendar day, week or month, or in any window of another period.
 
     >>> quota = spend_from("spend", "5 USD/hour", None).quota
     >>> quota.limit, quota.per
@@ -144,7 +144,7 @@ def spend_from(field: str, told: object, tz: str | None) -> Spend:
 def limits_of_money(
     spend: str | None, total: str | None, prices: PriceSpec | None, tz: str | None
 ) -> tuple[dict[str, Spend], Prices | None]:
-    """The limits of money by their names, and the prices that they go by; None if there are no limits."""
+    """The limits of money by their names, and their prices; None if there are no such limits."""
     told = {"spend": spend, "total": total}
     limits = {name: spend_from(name, text, tz) for name, text in told.items() if text is not None}
     if tz is not None and all(limit.quota.tz is None for limit in limits.values()):
@@ -166,7 +166,7 @@ def limits_of_money(
 
 
 def prices_from(told: PriceSpec) -> Prices:
-    """The prices in a table, or in the file that holds it."""
+    """The prices in a table, or in a file."""
     table = told if isinstance(told, Mapping) else _loaded(told)
     currency = table.get("currency")
     if currency is not None and not isinstance(currency, str):
@@ -193,7 +193,7 @@ def _price(model: str, told: object) -> Price:
 
 
 def _exact(amount: object) -> Fraction | None:
-    """The exact amount; None if it is none."""
+    """The exact amount; None if this is not an amount."""
     if isinstance(amount, Decimal):
         return Fraction(amount) if amount.is_finite() else None
     if isinstance(amount, str):
@@ -218,7 +218,7 @@ def _loaded(path: object) -> Mapping[str, Any]:
         raise ConfigError("prices", path, "is neither a table nor a path", _FIX)
     name = str(fspath(path))
     try:
-        # Editors on Windows begin a file with a mark, which neither parser takes.
+        # Editors on Windows begin a file with a byte order mark, which neither parser accepts.
         with open(name, encoding="utf-8-sig") as file:
             text = file.read()
         if name.endswith(".json"):

@@ -1,7 +1,7 @@
-"""Usage: how many tokens an answer of a language model used up, and how many a call may use up at most.
+"""Usage: how many tokens a call to a language model has used, and an estimate of how many it may use.
 
-Estimates are rather too high than too low: what was reserved in vain comes back with the answer, and what
-was used beyond it is a debt. They go by what earlier calls of the same key and model have used.
+Estimates are rather too high than too low: unused tokens are given back with the answer, and tokens used
+beyond the reservation become a debt. Earlier calls of the same key and model improve them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class TokenUsage(NamedTuple):
     output: int
     """Tokens of the answer."""
     cached: int = 0
-    """Of the input, those that were read from a cache."""
+    """Tokens of the input that were read from a cache."""
     written: int = 0
-    """Of the input, those that were written to a cache."""
+    """Tokens of the input that were written to a cache."""
     reasoning: int = 0
-    """Of the output, those that the model only thought."""
+    """Tokens of the output that the model used for reasoning."""
     uncounted: int = 0
-    """Tokens that were read from a cache and are not in `input`: they count for prices alone."""
+    """Tokens that were read from a cache and are not in `input`: they count only for prices."""
 
     @property
     def total(self) -> int:
@@ -44,17 +44,17 @@ class TokenUsage(NamedTuple):
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
 _WRITTEN, _READ = "cache_creation_input_tokens", "cache_read_input_tokens"
-"""What Anthropic puts into its cache comes on top of its input, and counts. What it reads from there is in
-neither, and does not count. Where others say so, both are in `prompt_tokens`."""
+"""Anthropic reports tokens written to its cache in addition to its input: they count. It reports tokens read
+from the cache separately: they do not count. With other servers both are part of `prompt_tokens`."""
 _TOTAL = "total_tokens"
-"""May hold more than input and output: some servers count there alone what a model only thought."""
+"""May be more than input and output: some servers count reasoning only here."""
 _FIELDS = (*_INPUT, *_OUTPUT, _WRITTEN, _READ, _TOTAL)
 _CACHED, _PART_WRITTEN, _THOUGHT = "cached_tokens", "cache_creation_tokens", "reasoning_tokens"
 _BY_OPENAI = "cache_write_tokens"
 _BY_LIFETIME = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
-"""LangChain tells so what Anthropic puts into its cache, and then nothing else."""
+"""If LangChain reports these for tokens written to Anthropic's cache, it reports no other name for them."""
 _TIERS = ("", "priority_", "flex_")
-"""What LangChain puts before some names, by what was asked of OpenAI."""
+"""The prefixes that LangChain puts before some names, by OpenAI's service tier."""
 _DETAILS = {
     ("prompt_tokens_details", "input_tokens_details"): {
         name: name for name in (_CACHED, _PART_WRITTEN, _BY_OPENAI)
@@ -67,7 +67,7 @@ _DETAILS = {
     },
     ("output_token_details",): {f"{tier}reasoning": _THOUGHT for tier in _TIERS},
 }
-"""Where a usage says what its input and output consist of: as OpenAI does, and as LangChain does."""
+"""Where a usage has the details of its input and output, in the forms of OpenAI and LangChain."""
 
 _BY_GEMINI = {
     "prompt_token_count": "input_tokens",
@@ -76,22 +76,22 @@ _BY_GEMINI = {
     "cached_content_token_count": _CACHED,
     "thoughts_token_count": _THOUGHT,
 }
-"""What Gemini says in the `usage_metadata` of an answer and of each item of a stream. Its total alone holds
-what was thought."""
+"""The names in Gemini's `usage_metadata`, in an answer and in each item of a stream. Only its total includes
+reasoning."""
 
 _ADDED = (
     *("content", "reasoning_content", "reasoning", "refusal"),
     *("text", "thinking", "partial_json", "arguments"),
 )
-"""Where the parts of an answer have their text."""
+"""The fields with the text of the parts of an answer."""
 _EVENTS = ("message_", "content_block_", "ping", "response.")
-"""With what the types of events begin that may say nothing."""
+"""The beginnings of known event types, which may have neither text nor usage."""
 _LAST = ("message_delta", "response.completed", "response.incomplete", "response.failed")
 """Events of streams after which the usage that they carry does not change."""
 
 
 def usage_of(answer: Any) -> TokenUsage | None:
-    """The usage of an answer, or of a usage itself, be it an object or a dict; None if there is none.
+    """The usage in an answer, or in a usage itself, as an object or a dict; None if there is none.
 
     >>> usage_of({"usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60}}).total
     60
@@ -101,7 +101,7 @@ def usage_of(answer: Any) -> TokenUsage | None:
 
 
 class StreamUsage:
-    """What has been heard of the usage of a stream, item by item."""
+    """The usage of a stream, collected item by item."""
 
     __slots__ = ("_fields", "_is_understood", "_is_whole", "_texts", "is_final")
 
@@ -110,14 +110,14 @@ class StreamUsage:
         self._texts: list[str] = []
         self._is_whole = False
         self._is_understood: bool | None = None
-        """Whether any item is of a form that is known; None before the first."""
+        """Whether any item so far has a known form; None before the first item."""
         self.is_final = False
-        """Whether the usage is known, although the stream may go on."""
+        """Whether the usage is final, although the stream may go on."""
 
     def hear(self, item: Any) -> bool:
-        """The next item: a chunk, or an event. Of what is said twice, the later counts.
+        """Read the next item, a chunk or an event; later counts replace earlier ones.
 
-        Whether it has text of the answer.
+        Returns whether the item has text of the answer.
         """
         self._is_understood = self._is_understood or False
         data = _field(item, "data")
@@ -135,7 +135,7 @@ class StreamUsage:
         self._is_whole = self._is_whole or bool(told)
         texts = [*_new_texts(item)]
         self._texts += texts
-        # Chunks without choices say nothing else but the usage.
+        # A chunk without choices has nothing but the usage.
         closes = _field(item, "type") in _LAST or (bool(told) and _field(item, "choices") == [])
         self.is_final = self.is_final or (closes and _from(self._fields) is not None)
         if texts or self._fields or str(_field(item, "type")).startswith(_EVENTS):
@@ -144,13 +144,13 @@ class StreamUsage:
 
     @property
     def usage(self) -> TokenUsage | None:
-        """The usage as it is known at the end of the stream; None if it was not said."""
+        """The usage at the end of the stream; None if the stream did not report it."""
         return _from(self._fields) if self.is_final or self._is_whole else None
 
     def seen(self, given: int, count: Callable[[str], int]) -> TokenUsage | None:
-        """The usage as far as the stream was read, if the input has so many tokens where it was not said.
+        """The usage as far as the stream was read; `given` are the tokens of the input if it did not say.
 
-        None if the stream speaks a form of its own, of which nothing is understood.
+        None if the items of the stream have no known form.
         """
         if self._is_understood is False:
             return None
@@ -160,7 +160,7 @@ class StreamUsage:
 
 
 def _new_texts(item: Any) -> Iterator[str]:
-    """What an item of a stream adds to the answer: text, thoughts, arguments of tools."""
+    """The texts that an item of a stream adds to the answer: text, reasoning, arguments of tools."""
     if isinstance(item, str):
         yield item
     bearers = [_field(item, "delta")]
@@ -173,7 +173,7 @@ def _new_texts(item: Any) -> Iterator[str]:
             yield bearer
         else:
             said = (text for name in _ADDED if isinstance(text := _field(bearer, name), str))
-            yield from dict.fromkeys(said)  # some servers say what is thought under two names
+            yield from dict.fromkeys(said)  # some servers send the reasoning under two names
 
 
 def _field(thing: Any, name: str) -> Any:
@@ -195,7 +195,7 @@ def _told(usage: Any, answer: Any = None) -> dict[str, int]:
 
 
 def _from(told: Mapping[str, int]) -> TokenUsage | None:
-    # Some write zeros where the server has told none, as LiteLLM does.
+    # Some libraries, such as LiteLLM, write zeros if the server has reported no usage.
     if not any(told.get(name) for name in (*_INPUT, *_OUTPUT, _TOTAL)):
         return None
     given = next((told[name] for name in _INPUT if name in told), 0)
@@ -209,21 +209,21 @@ def _from(told: Mapping[str, int]) -> TokenUsage | None:
         given, written = given + beside, written + beside
     answered = next((told[name] for name in _OUTPUT if name in told), None)
     output = max(answered or 0, told.get(_TOTAL, 0) - given)
-    # What only the total holds was thought, if the answer was told beside it.
+    # Tokens that are only in the total are reasoning, if the answer was reported separately.
     thought = max(told.get(_THOUGHT, 0), 0 if answered is None else output - answered)
     cached = min(cached, given)
     return TokenUsage(given, output, cached, min(written, given - cached), min(thought, output), uncounted)
 
 
 Tokens: TypeAlias = int | tuple[int, int]
-"""Tokens in all, or those of the input and those of the output."""
+"""The total number of tokens, or (input, output)."""
 Asked: TypeAlias = Tokens | Mapping[str, Any]
 """How many tokens to reserve, or the arguments of the call."""
 EstimateSpec: TypeAlias = Tokens | Callable[..., Tokens]
 
 
 class Encoder(Protocol):
-    """What cuts text into tokens, as tiktoken's encodings and many tokenizers do."""
+    """Something that splits text into tokens, such as tiktoken's encodings and many tokenizers."""
 
     def encode(self, text: str, /) -> Any: ...
 
@@ -239,21 +239,21 @@ _MOST_OUTPUT = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max
 _MEDIA = ("data", "b64_json", "file_data")
 _ENCODED = re.compile(r"[A-Za-z0-9+/=_\r\n-]*")
 _BEGINNING = 256
-"""So many letters tell an encoding from text."""
+"""This many characters are enough to tell encoded data from text."""
 _DATA_URL = re.compile(r"data:[\w.+/-]*(;[\w.+=-]+)*;base64,")
 _MEDIUM = 1_600
-"""The most tokens that a picture is worth, about; its encoding says nothing of it."""
+"""About the most tokens of a picture, which its encoded size does not tell."""
 BYTES_A_TOKEN = 3
-"""English has four letters to a token; others have fewer, and more bytes to a letter."""
+"""English has about four letters per token; other languages have fewer, with more bytes per letter."""
 OUTPUT = 1_024
-"""What is taken for the answer where the call does not bound it."""
+"""The estimate for an answer whose length the call does not bound."""
 _FIX = (
     'pass a number of tokens, (input, output), or the call\'s arguments: {"messages": …, "max_tokens": 500}'
 )
 
 
 def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> TokenUsage:
-    """What a call with these arguments may use up: what it says, and the most that it may be answered with.
+    """How many tokens a call with these arguments may use: its prompt, and the longest answer it allows.
 
     >>> ask = {"messages": [{"role": "user", "content": "why? " * 60}], "max_tokens": 500}
     >>> usage = estimated(ask, counter(None))
@@ -271,7 +271,7 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
                 others += part
     said = [*map(arguments.get, _MOST_OUTPUT), *(_field(config, name) for name in _MOST_OUTPUT)]
     bounds = [bound for bound in said if type(bound) is int and bound >= 0]
-    # What is asked of several prompts, or several times, is answered as often.
+    # Several prompts, or several choices, get as many answers.
     answers = [told for name in ("n", "best_of") if type(told := arguments.get(name)) is int]
     prompt: Any = arguments.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and not all(type(part) is int for part in prompt) else 1
@@ -281,11 +281,11 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
 
 
 def counter(count: CountSpec | None) -> Callable[[str], int]:
-    """How tokens are counted: as told, by a tokenizer's `encode`, or by the length in bytes."""
+    """The function that counts tokens: the given one, a tokenizer's `encode`, or by the length in bytes."""
     if count is None:
         return _by_length
     if not isinstance(count, str):  # which has an `encode` of its own
-        # What text means beyond its letters is nothing to count: tiktoken's `encode` refuses such text.
+        # Special tokens in a text count as text; tiktoken's `encode` would refuse them.
         encode: Callable[[str], Any] | None
         encode = getattr(count, "encode_ordinary", getattr(count, "encode", None))
         if encode is not None:
@@ -304,7 +304,7 @@ def _counted(count: Callable[[str], int], text: str) -> int:
 
 
 def told_usage(field: str, told: Any) -> TokenUsage:
-    """Tokens that are given as numbers. A bare number is all of them, in whatever part."""
+    """A usage from numbers of tokens. A single number is the total, in whatever part."""
     if isinstance(told, TokenUsage):
         return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 2) for part in told))
     if isinstance(told, tuple):
@@ -321,13 +321,13 @@ def _by_length(text: str) -> int:
 
 
 def _parts(value: Any) -> Iterator[str | int]:
-    """The texts in a value, names included, and how much each token, picture or file in it counts."""
+    """The texts in a value, including names, and the tokens that token ids, pictures and files count."""
     if isinstance(value, str):
         yield _MEDIUM if _DATA_URL.match(value) else value
     elif type(value) is int:
         yield 1
     elif isinstance(value, Mapping):
-        # OpenAI has pictures that it has made as results.
+        # OpenAI returns generated pictures under this name.
         media = (*_MEDIA, "result") if value.get("type") == "image_generation_call" else _MEDIA
         for name, part in value.items():
             if name in media and isinstance(part, str) and _ENCODED.fullmatch(part, 0, _BEGINNING):
@@ -338,51 +338,50 @@ def _parts(value: Any) -> Iterator[str | int]:
     elif isinstance(value, Iterator):
         raise ConfigError("arguments", value, "can be read only once, and not also counted", "pass a list")
     elif isinstance(value, (bytes, bytearray)):
-        return  # a picture or a file: none of its bytes is a token
+        return  # a picture or a file: its bytes are not text
     elif isinstance(value, Collection):
         for part in value:
             yield from _parts(part)
     elif isinstance(value, type):
-        # A class says by its schema what the answer is to be.
+        # A class whose schema describes the answer.
         if (schema := getattr(value, "model_json_schema", None)) is not None:
             yield from _parts(schema())
     elif hasattr(value, "model_dump"):
-        # An answer of before, in a conversation. What it leaves out is not sent.
+        # An earlier answer in a conversation. Fields that are None are not sent.
         yield from _parts(value.model_dump(exclude_none=True))
 
 
 LAST = 32
-"""How many calls are remembered."""
+"""How many calls of a key are remembered."""
 ENOUGH = 8
-"""After how many calls an estimate is lowered."""
+"""After how many calls an estimate may be lowered."""
 MOST_KEYS = 1_024
-"""How many keys and models are remembered: those that were settled last."""
+"""How many keys and models are remembered: the last ones to be settled."""
 WHOLE = 1_024
-"""Shares are counted in so many parts, rounded up."""
+"""Shares are counted in 1/1024, rounded up."""
 LEAST_INPUT, MOST_INPUT = WHOLE // 2, 2 * WHOLE
 LEAST_OUTPUT = WHOLE // 4
 
 
 class _Shares(NamedTuple):
-    """What one call used of its estimate."""
+    """How much of its estimate one call used."""
 
     input: int
     output: int
 
 
 class Learning:
-    """What the last calls of each key and model have used of their estimates, in this process.
+    """How much of their estimates the last calls of each key and model used, in this process.
 
     An estimate is multiplied by the largest share that any of the last 32 such calls used of its own
-    estimate, within bounds: for the input between 1/2 and 2, since bytes tell tokens no better than that,
-    and for the output between 1/4 and 1, since no answer is longer than its bound.
+    estimate, within bounds: for the input between 1/2 and 2, since the length in bytes is no more exact than
+    that, and for the output between 1/4 and 1, since no answer is longer than its bound.
 
-    Lowering lets calls through that may use more than they reserve: all calls in flight may come to their
-    worst case at once, and no smaller reservation holds that. So only a limit that lets more through
-    anyway, a token bucket, is estimated that way, where reserving at least a quarter of the output and half
-    of the input bounds what is used by four times what is reserved. Windows, quotas and money never reserve
-    less than the plain estimate: an input that was counted too low is raised, and nothing is lowered, so no
-    window has more than the limit whatever was learned.
+    With lowered estimates, calls may use more than they reserve: all calls in flight may reach their worst
+    case at once. So estimates are lowered only for a limit that lets more through anyway, a token bucket.
+    Reserving at least a quarter of the output and half of the input bounds the usage to four times the
+    reservation. Windows, quotas and money never reserve less than the plain estimate: only an input that was
+    counted too low is raised, so no window exceeds its limit, whatever was learned.
     """
 
     def __init__(self, *, scales_input: bool, lowers: bool) -> None:
@@ -392,7 +391,7 @@ class Learning:
         self._lock = process.lock()
 
     def scaled(self, whose: str, estimate: TokenUsage) -> TokenUsage:
-        """The estimate of a call, by what was learned."""
+        """The estimate of a call, corrected by what was learned."""
         with self._lock:
             last = [*self._known.get(whose, ())]
         if not last:
@@ -405,7 +404,7 @@ class Learning:
         return TokenUsage(-(-estimate.input * given // WHOLE), -(-estimate.output * answered // WHOLE))
 
     def learn(self, whose: str, estimate: TokenUsage, usage: TokenUsage) -> None:
-        """A call with this estimate has used so much."""
+        """Learn from a call with this estimate that has used this many tokens."""
         shares = _Shares(
             _share(usage.input + usage.uncounted, estimate.input), _share(usage.output, estimate.output)
         )
@@ -420,5 +419,5 @@ class Learning:
 
 
 def _share(used: int, estimated: int) -> int:
-    """In parts of the whole; nothing is said by a call that was estimated at nothing."""
+    """The used share of an estimate, in parts of WHOLE; 0 if nothing was estimated."""
     return -(-used * WHOLE // estimated) if estimated else 0

@@ -1,8 +1,8 @@
-"""Wrapping: a function that asks a language model, whose calls are budgeted.
+"""Wrapping: puts the calls of a function that asks a language model under a budget.
 
-Streams of an answer are handed on as they are, and settled as soon as they tell their usage. One that breaks
-off, is closed early or is thrown away has not told it, and is settled at once at its input and what was seen
-of its answer.
+Streams are passed on unchanged, and settled as soon as they report their usage. A stream that breaks off, is
+closed early or is dropped has not reported it: it is settled at its input and the part of its answer that was
+read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END: Any = object()
 
 
 class _Listened:
-    """A stream that is listened to. Everything else that it can do it still does."""
+    """A stream whose items are read for their usage; every other attribute is the inner stream's."""
 
     def __init__(self, inner: Any, call: LLMCall) -> None:
         self._inner = inner
@@ -65,9 +65,9 @@ class _Listened:
         return item
 
     async def _abort(self, driver: Driver) -> None:
-        """The stream is read no further: if it has not told its usage, what was seen of it counts."""
+        """The stream is read no further: if it has not reported its usage, settle what was read of it."""
         if driver is TASKS and running_loop() is not self._loop:
-            return  # the collector has ended who read it, when its loop was gone: see `__del__`
+            return  # the collector has ended the reader after its loop was closed: see `__del__`
         if driver is not TASKS and isinstance(sys.exception(), GeneratorExit):
             self._leave()
             return
@@ -76,13 +76,13 @@ class _Listened:
             await settle_seen(driver, self._call, self._heard)
 
     def _leave(self) -> None:
-        """`_abort`, where the collector may run in the midst of anything: another thread settles."""
+        """`_abort` for a finalizer, which may run at any point: the background thread settles."""
         is_over, self._is_over = self._is_over, True
         if not is_over and self._settled is None:
             process.in_background(run, settle_seen, self._call, self._heard)
 
     async def end(self, driver: Driver) -> Any:
-        """Close it, by whatever name it has for that."""
+        """Close the inner stream, with `aclose` or `close`."""
         close = "aclose" if driver is TASKS and hasattr(self._inner, "aclose") else "close"
         try:
             closing = getattr(self._inner, close)()
@@ -124,7 +124,7 @@ class SettledStream(_Listened):
             run(self._abort)
 
     def close(self) -> Any:
-        """Read no further."""
+        """Close the stream; it is settled at what was read of it."""
         return run(self.end)
 
 
@@ -157,7 +157,7 @@ class AsyncSettledStream(_Listened):
                 await self._abort(TASKS)
 
     async def aclose(self) -> Any:
-        """Read no further."""
+        """Close the stream; it is settled at what was read of it."""
         return await self.end(TASKS)
 
     close = aclose
@@ -169,7 +169,7 @@ _NOTHING = TokenUsage(0, 0)
 
 
 def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any:
-    """The function, each call of which is admitted by its arguments and settled by its answer."""
+    """The function with each call admitted by its arguments and settled by its answer."""
     if (entered := _manages(function)) is not None:
         raise _later(function, entered)
     parameters, is_exact = signature_of(function), _takes_what_it_says(function)
@@ -178,11 +178,11 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
     def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LLMCall:
         arguments = _arguments(parameters, args, kwargs)
         if arguments is None and is_exact:
-            function(*args, **kwargs)  # raises the TypeError that says what is wrong with them
+            function(*args, **kwargs)  # raises the TypeError about its arguments
         return admit(kwargs if arguments is None else arguments)
 
     async def heard(driver: Driver, call: LLMCall, result: Any, kwargs: dict[str, Any]) -> Any:
-        """What the function has answered, once it is heard and settled."""
+        """The answer of the function, after its headers and its usage were read."""
         is_awaited = driver is TASKS
         bearer = _bearer(result) if send is function else result
         if send is not function:
@@ -197,7 +197,7 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
                 with log_errors(call):
                     await driver.ask(Twin(call.observe, call.aobserve), bearer)
             except BaseException as error:
-                if stream is not None:  # nobody else has it, to close it
+                if stream is not None:  # the caller does not have it yet, and so cannot close it
                     await driver.given_back(error, partial(stream.end, driver))
                 raise
         if stream is not None:
@@ -224,7 +224,7 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
         call = await admission(args, kwargs).__aenter__()
         stream = AsyncSettledStream(function(*args, **kwargs), call)
         try:
-            # What goes wrong from here on the stream says itself.
+            # From here on, the stream handles errors itself.
             async for item in stream:
                 yield item
         finally:
@@ -239,7 +239,7 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
 
 
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:
-    """Whether a function is of a kind, or what is behind its decorators, or its `__call__`."""
+    """Whether a function is of a kind: itself, the function behind its decorators, or its `__call__`."""
     behind = inspect.unwrap(function)
     return any(kind(asked) for asked in (function, behind, getattr(type(function), "__call__", None)))  # noqa: B004
 
@@ -247,8 +247,8 @@ def _is(kind: Callable[[Any], bool], function: Any) -> bool:
 def _takes_what_it_says(function: Any) -> bool:
     """Whether arguments that do not fit the signature are certainly refused.
 
-    A function of Python refuses them. What only shows the signature of another, as decorators do, may take
-    more than it says, and a built-in may say nothing: their calls are admitted as any others.
+    A Python function refuses them. A decorated function that only shows the signature of another one may take
+    more, and a built-in may have no signature: their calls are admitted like any others.
     """
     called = function if inspect.isroutine(function) else type(function).__call__
     is_plain = inspect.isfunction(getattr(called, "__func__", called))
@@ -258,7 +258,7 @@ def _takes_what_it_says(function: Any) -> bool:
 
 
 def _arguments(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """What the function is called with, by name; None if that does not fit its signature."""
+    """The arguments of a call by name; None if they do not fit the signature."""
     try:
         bound = parameters.bind(*args, **kwargs)
     except TypeError:
@@ -274,9 +274,9 @@ def _arguments(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any])
 
 
 def _with_headers(function: Any) -> Any:
-    """The SDKs' twin of a method, which answers with the headers and parses the same result.
+    """The SDK's `with_raw_response` form of a method, whose result has headers and parses to the same answer.
 
-    It wraps the method. What others call so answers in a form of its own.
+    It has to wrap the method: functions of other libraries with this name may return something else.
     """
     raw = getattr(getattr(function, "__self__", None), "with_raw_response", None)
     twin = getattr(raw, getattr(function, "__name__", ""), None)
@@ -284,7 +284,7 @@ def _with_headers(function: Any) -> Any:
 
 
 def _bearer(result: Any) -> Any:
-    """What has status and headers: the result itself, or the response that it was read from."""
+    """The object with status and headers: the result itself, or the response that it was read from."""
     for bearer in (result, getattr(result, "response", None)):
         if hasattr(bearer, "headers") and hasattr(bearer, "status_code"):
             return bearer
@@ -292,14 +292,14 @@ def _bearer(result: Any) -> Any:
 
 
 def _read(result: Any, kwargs: Mapping[str, Any]) -> Any:
-    """The answer itself, where a caller asked for the raw response. A stream in it is theirs to parse."""
+    """The answer in a raw response that the caller asked for. A stream in it is for the caller to parse."""
     if hasattr(result, "http_response") and callable(getattr(result, "parse", None)):
         return None if kwargs.get("stream") is True else result.parse()
     return result
 
 
 def _sends_later(function: Any, result: Any) -> ConfigError | None:
-    """What is wrong with a result that is only going to be sent: it could not be settled here."""
+    """The error for a result whose request is only sent later, and so could not be settled here."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -313,17 +313,17 @@ def _later(function: Any, entered: str) -> ConfigError:
 
 
 def _entered_by(kind: Any) -> str | None:
-    """How a context manager is entered; None for what is none."""
+    """How a context manager is entered; None for anything else."""
     if hasattr(kind, "__enter__"):
         return "with"
     return "async with" if hasattr(kind, "__aenter__") else None
 
 
 def _manages(function: Any) -> str | None:
-    """How the context manager is entered that a function says it returns; None if it says nothing like it.
+    """How the context manager is entered that a function is annotated to return; None without one.
 
-    It is refused before it is made: an asynchronous one of the SDKs holds a coroutine that nothing else than
-    the manager can await or close.
+    Such a function is refused before it is called: an asynchronous manager of the SDKs holds a coroutine that
+    only the manager can await or close.
     """
     behind = inspect.unwrap(function)
     is_async = _is(inspect.iscoroutinefunction, function)
@@ -335,7 +335,7 @@ def _manages(function: Any) -> str | None:
     if is_async or told is None:
         return None
     try:
-        # Of all annotations this one alone, for others may need names that only type checkers have.
+        # Only this annotation: others may need names that are imported only for type checkers.
         only = SimpleNamespace(__annotations__={"return": told})
         kind = get_type_hints(only, getattr(behind, "__globals__", {}))["return"]
     except Exception:
