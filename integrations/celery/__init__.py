@@ -5,10 +5,10 @@
 
     shape_app(app, {"billing.*": policy})       # tasks that you do not own
 
-A task whose slot has come goes to the pool. One whose slot is less than half a second away waits in the
-worker, outside the pool. Any other is parked in Redis together with its slot, and comes back shortly before
-the slot: until then it occupies neither the pool nor a worker's memory. The slot travels in a header of the
-message.
+A task whose slot has come goes to the pool. A task whose slot is less than half a second away waits in the
+worker, outside the pool. Any other task is parked in Redis together with its slot, and comes back shortly
+before the slot: until then it occupies neither the pool nor a worker's memory. The slot travels in a header
+of the message.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def attempt_of(headers: Mapping[str, Any]) -> str:
 
 
 def version_of(core: Core) -> str:
-    """What tells the limits of a name apart from those before: also when some have ended by themselves."""
+    """A text that changes whenever the limits of a name do, including overrides that end by themselves."""
     known = core.store.settings(core.name).known
     return f"{known.stored.version} {len(known.overrides)}" if known.stored.version else ""
 
 
 class SlotHeader(NamedTuple):
-    """What a message carries: its slot; on its way into the pool, also when that came or its refusal."""
+    """What a message carries: its slot; on its way into the pool, also when the slot came, or its refusal."""
 
     attempt: str
     reservation: list[Any] | None = None
@@ -110,17 +110,17 @@ class SlotHeader(NamedTuple):
     was_redelivered: bool = False
     """Whether the message had been delivered before when it got this slot."""
     serializer: str | None = None
-    """What wrote the body of the message: Celery does not tell a task in the pool."""
+    """The serializer of the message's body, which Celery does not tell a task in the pool."""
     is_for_all: bool = False
-    """Whether each worker got a copy. Nobody would get a message that one of them sends again."""
+    """Whether each worker got a copy. If one of them sent it again, no worker would get it."""
     version: str | None = None
-    """The version of the limits by which it knows its slot."""
+    """The version of the limits that the slot is from."""
     queue: str | None = None
-    """The queue that the message came from, if the broker tells: others may have its routing key."""
+    """The queue that the message came from, if the broker tells: other queues may have its routing key."""
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Self | None:
-        """The slot in a message's headers; None if it is missing, malformed or of another attempt."""
+        """The slot in a message's headers; None if it is missing, malformed or from another attempt."""
         text = headers.get(SLOT_HEADER)
         if text is None:
             return None
@@ -156,7 +156,7 @@ class SlotHeader(NamedTuple):
 
 
 class Shaped:
-    """How one task is shaped: `task.shaped`. A running task finds the admission of its call here."""
+    """The shaping of one task, as `task.shaped`. A running task finds the admission of its call here."""
 
     def __init__(self, task: Any, run: Callable[..., Any], policy: Callable[[], Policy], spec: Any) -> None:
         self._task = weakref.proxy(task)
@@ -177,7 +177,7 @@ class Shaped:
 
     @property
     def admission(self) -> Admission:
-        """The admission of the running call, with `key`, `delay`, `decision`, `settle` and `observe`."""
+        """The admission of the running call: its `key`, `delay`, `decision`, `settle` and `observe`."""
         admission: Admission | None = self._task.request.get(_ADMISSION)
         if admission is None:
             raise ConfigError("admission", None, "belongs to a running task", "ask for it inside of one")
@@ -197,9 +197,9 @@ class Shaped:
 
             raise self.shaped.throttled(response)
 
-        Takes a response, an error that carries one, or a RateLimitedError. A 429 of shapekit
-        (`on_reject="respond"`) holds nothing: the task retries after its `Retry-After`. The retry counts
-        towards `max_retries`, like any other.
+        Takes a response, an error that carries one, or a RateLimitedError. A 429 that shapekit itself has
+        made (`on_reject="respond"`) does not hold the key: the task retries after its `Retry-After`. The
+        retry counts towards `max_retries`, like any other.
         """
         countdown, max_hold_s = 0.0, (self.policy.feedback or Feedback()).max_hold_s
         if isinstance(answer, RateLimitedError):
@@ -209,7 +209,7 @@ class Shaped:
                     self.hold(min(error.retry_after, max_hold_s))
         else:
             response = getattr(answer, "response", None)
-            if response is None:  # not by truth value: a requests response is false after a 429
+            if response is None:  # not `or`: a requests response is false after a 429
                 response = answer
             if not hasattr(response, "headers"):
                 bound = "is neither a response, nor an error with one, nor a RateLimitedError"
@@ -228,11 +228,11 @@ class Shaped:
             )
         return self._retry(error, countdown)
 
-    # what goes on around it
+    # around the task
 
     @property
     def calls(self) -> Calls:
-        """The key and the cost that each call has under the policy."""
+        """Computes the key and the cost of each call under the policy."""
         if self._made is None:
             with self._lock:
                 if self._made is None:
@@ -241,7 +241,7 @@ class Shaped:
 
     @property
     def grace_s(self) -> float:
-        """How late a slot is still used: three quarters of one, but at least 10 ms, unless `grace` is set."""
+        """How late a slot may still be used: `grace`, or three quarters of a slot, but at least 10 ms."""
         if self._grace_s is None:
             self._grace_s = grace_of(self.policy)
         return self._grace_s
@@ -250,7 +250,7 @@ class Shaped:
         """The admission of one call, not yet entered."""
         told = None if headers is None else headers.get(COST)
         cost = None if told is None else whole(COST, told)
-        # Most admissions use a slot taken elsewhere, and some use none.
+        # Unentered: most of them use a slot that was taken elsewhere, and some use none.
         return self.calls.admission(args, kwargs, cost).unentered()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -270,7 +270,7 @@ class Shaped:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
             if late_s < 0:
-                self._sleep(reservation, -late_s)  # it missed its slot, and this is the next one
+                self._sleep(reservation, -late_s)  # the task missed its slot, and this is the next one
             if late_s > self.grace_s:
                 admission.taken(*self._caught_up(admission, reservation))
             else:
@@ -302,8 +302,8 @@ class Shaped:
         return isinstance(error, some) and not isinstance(error, but)
 
     def _caught_up(self, admission: Admission, slot: Reservation | None) -> tuple[Reservation, float]:
-        """The slot that a late call has now, or another one if its own has passed, once it has come, and how
-        late that is. Waits for it here if it is near, else comes back then.
+        """Wait for the slot of a late call, or for another one if its own has passed; returns the slot, and
+        how late it is. If the slot is not near, the message is sent again instead.
         """
         shaper = self.policy.shaper
         try:
@@ -311,7 +311,7 @@ class Shaped:
                 coming = None if slot is None else run(shaper.core.coming, slot, self.grace_s)
                 if coming is None:
                     if slot is not None:
-                        # No task has used it, and a quota or a window would go on counting it.
+                        # Unused, but a quota or a window would go on counting it.
                         shaper.settle(slot, 0)
                     slot = shaper.reserve(admission.key, cost=admission.cost)
                     if not slot:
@@ -325,20 +325,20 @@ class Shaped:
                 if remaining_s <= 0 or has_moved:
                     return slot, max(0.0, -remaining_s)
         except StoreUnavailableError:
-            # A worker waits for the store, outside of the pool.
+            # The store is gone: a worker waits for it, outside the pool.
             self._come_back(slot)
             raise
         except RateLimitedError as error:
             raise self._refused(error) from None
         except Ignore:
-            raise  # it comes back, and has its slot with it
+            raise  # the message was sent again, together with its slot
         except BaseException:
             if slot:
                 self._give_back(slot)
             raise
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
-        """Wait for a slot that is near; a task that is interrupted meanwhile gives it back."""
+        """Sleep until a slot that is near; if the task is interrupted, the slot is given back."""
         try:
             time.sleep(length_s)
         except BaseException:
@@ -350,7 +350,7 @@ class Shaped:
             run(self.policy.shaper.core.give_back, reservation)
 
     def _come_back(self, reservation: Reservation | None) -> None:
-        """Send the same message once more, with its slot if it has one; what all workers got stays here."""
+        """Send the same message again, with its slot if it has one; a message for all workers stays here."""
         request = self._task.request
         told = vars(request)
         carried = SlotHeader.of(told)
@@ -364,7 +364,7 @@ class Shaped:
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
             if carried is not None and carried.queue is not None:
-                # Its exchange may send it to other queues, too.
+                # Its exchange may route it to other queues as well.
                 same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
             self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
         except BaseException:
@@ -380,14 +380,14 @@ class Shaped:
         # An automatic retry may have its own bound.
         most = getattr(self._task, "retry_kwargs", {}).get("max_retries")
         if _delays_by_seconds(self._task.app):
-            countdown = math.ceil(countdown)  # what is cut off would be refused once more
+            countdown = math.ceil(countdown)  # rounded down, the retry would be refused once more
         retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
         return retry
 
 
 def _delays_by_seconds(app: Any) -> bool:
-    """Whether the broker is a RabbitMQ, where what goes to a quorum queue waits for whole seconds: Celery
-    cuts off the rest, and raises where nothing is left.
+    """Whether the broker is RabbitMQ: in its quorum queues, Celery delays messages by whole seconds. It cuts
+    off the rest, and raises if nothing is left.
     """
     return bool(app.producer_pool.connections.connection.transport.driver_type == "amqp")
 
@@ -424,7 +424,7 @@ def _store(app: Any) -> Store:
         ("broker_read_url", "broker_use_ssl"),
         ("result_backend", "redis_backend_use_ssl"),
     ):
-        # `get` would not ask the environment, which goes first.
+        # `get` would not read the environment, which takes precedence.
         urls = getattr(conf, setting)
         url = urls[0] if isinstance(urls, list | tuple) and urls else urls
         if _is_redis(url):
@@ -442,14 +442,14 @@ _SOCKET = "redis+socket://"
 
 
 def _redis_store(setting: str, url: str, tls: object) -> Store:
-    """The store at a URL of Celery's, with the settings for TLS beside it; at the first of several URLs."""
+    """The store at one of Celery's URLs, the first if there are several, with its settings for TLS."""
     place, _, query = url.partition(";")[0].partition("?")
     options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
     if place.startswith(_SOCKET):
         place = f"unix://{place.removeprefix(_SOCKET)}"
         if "virtual_host" in options:
             options["db"] = options.pop("virtual_host")
-    # As kombu does, which takes no notice of a bare True.
+    # As kombu does, which ignores a bare True.
     elif tls and isinstance(tls, Mapping):
         place = f"rediss://{place.partition('://')[2]}"
         options = {**tls, **options}
@@ -469,7 +469,7 @@ def _redis_store(setting: str, url: str, tls: object) -> Store:
 
 
 def _cert_reqs(told: Any) -> str:
-    """`CERT_REQUIRED`, as a name or a constant of the module ssl, in the words of redis-py."""
+    """redis-py's word for `CERT_REQUIRED` and the like, given as a name or a constant of the module ssl."""
     name = "none" if told is None else getattr(told, "name", told)
     return str(name).removeprefix("CERT_").lower()
 
@@ -495,8 +495,8 @@ class ShapedTask(Task):
     - `grace`: how late a task may start and still use its slot; otherwise it takes another. The default is
       three quarters of a slot, but at least 10 ms.
 
-    Unless it has a store of its own, the policy is kept in `app.conf.shapekit_store`, or else in the Redis
-    that is the broker or the result backend.
+    Without its own store, the policy uses `app.conf.shapekit_store`, or else the Redis that is the broker or
+    the result backend.
     """
 
     abstract = True
@@ -522,7 +522,7 @@ class ShapedTask(Task):
         app.steps["consumer"].add(_STEP)
         task = _registered(app).get(cls.name)
         if type(task) is cls and not hasattr(task, "shaped"):
-            # A subclass may have an `__init__` of its own.
+            # A subclass may have its own `__init__` that does not call this one.
             ShapedTask.__init__(task)
 
     def apply(self, *args: Any, **options: Any) -> Any:
@@ -536,7 +536,7 @@ def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
         shape_app(app, {"billing.sync": {"rate": "1/s"}, "billing.*": policy})
 
     The first matching pattern wins. All tasks that match one pattern share its rate. Tasks may be registered
-    before or after. Celery's own tasks, on which chords depend, match only patterns that begin with
+    before or after this call. Celery's own tasks, which chords need, match only patterns that begin with
     "celery.".
     """
     if not hasattr(app, "steps"):
@@ -591,7 +591,7 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
     reservation = shaper.reserve(admission.key, cost=admission.cost)
     if not reservation:
         run(shaper.core.leave, reservation)
-    soonest_s = 2.0 if _delays_by_seconds(app) else 0.0  # a little of the last second has passed already
+    soonest_s = 2.0 if _delays_by_seconds(app) else 0.0  # part of the last second has passed already
     if soonest_s <= reservation.delay <= Settings(app).max_eta_s:
         options["eta"] = datetime.now(UTC) + timedelta(seconds=reservation.delay)
     headers[SLOT_HEADER] = SlotHeader.travelling({"id": options["task_id"]}, reservation).text()
@@ -622,7 +622,7 @@ def _attach_one(app: Any, task: Any) -> None:
 
 
 def _hear_of_tasks(app: Any) -> None:
-    """Shape tasks that are registered late or lazily: `on_bound` of the app's base class announces them."""
+    """Shape tasks that are registered late or lazily: Celery calls `on_bound` of the app's base class."""
     app.on_after_finalize.connect(lambda **_: attach_all(app), weak=False)
     bound = app.Task.on_bound.__func__
 
@@ -656,7 +656,7 @@ def _attach(task: Any, policy: Any, spec: Any) -> None:
 
 
 def _shape_run(task: Any, policy: Any, spec: Any) -> None:
-    # Inside the automatic retry, so that each attempt takes its own slot.
+    # Inside Celery's automatic retry, so that each attempt takes its own slot.
     name = "_orig_run" if hasattr(task, "_orig_run") else "run"
     shaped = Shaped(task, getattr(task, name), policy, spec)
 
@@ -669,7 +669,7 @@ def _shape_run(task: Any, policy: Any, spec: Any) -> None:
 
 
 def _send_cost(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
-    """Move the cost of a call, also of one by name, to the headers: brokers need not carry other options."""
+    """Move the cost of a call, also when sent by name, to its headers: brokers may drop other options."""
     if COST in properties:
         headers[COST] = properties.pop(COST)
 

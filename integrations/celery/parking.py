@@ -1,12 +1,12 @@
 """Parking: messages that wait in Redis for their slots, outside the memory of any worker.
 
-A sorted set holds when each message is due by the server's clock, a hash the message itself. They are in the
-broker if that is a Redis, else in the Redis of the store.
+A sorted set holds when each message is due by the server's clock, and a hash the message itself. Both are in
+the broker if that is a Redis, else in the Redis of the store.
 
 If the broker is that Redis, one script parks a message and removes it from the broker's unacknowledged
 messages, and another one takes due messages and adds them there again. A worker may die between any two
 scripts: a message is always in exactly one place, and nothing depends on how the broker's client reads its
-lists. If the broker is another server, due messages are claimed, published and dropped: one may then be
+lists. If the broker is another server, due messages are claimed, published and dropped: a message may then be
 delivered twice but is never lost, and a claim shows whether the message was claimed before.
 """
 
@@ -36,23 +36,23 @@ from shapekit.stores.resilient import ResilientStore
 __all__ = ["GONE", "Claim", "Park", "Parked", "Parking", "Taken", "Taker", "park_of"]
 
 Evaluate: TypeAlias = Callable[[str, Sequence[str], Sequence[Any]], Any]
-"""Runs a script with keys and arguments on the server where the messages wait."""
+"""Runs a script with keys and arguments on the server with the parked messages."""
 
 LEAST_NEWS_S = 0.2
 """How much earlier the end of a hold has to be to count as news: workers ask for it at different instants."""
 LEASE_S = 30.0
 """How long a claimed message may take to be published before another worker claims it."""
 CHANGED_S = 86_400
-"""How long it is remembered that a change was reported: much longer than any worker takes to hear of it."""
+"""How long a reported change is remembered: much longer than any worker takes to learn of it."""
 STRAY_S = 30.0
-"""How long overdue a message is before it counts as a stray, whose queue no polling worker consumes."""
+"""A message that is overdue for longer is a stray: no polling worker seems to consume its queue."""
 MOST_SEEN = 1_000
-"""How many due messages are looked at per call, over all queues; the next call goes on behind them."""
+"""How many due messages one call examines, over all queues; the next call continues after them."""
 MOST_PAUSE_S = 1.25
-"""The longest pause between two looks. A worker has to know only of what is due until it ends."""
+"""The longest pause between two polls: a worker need not know of messages that are due later."""
 LATE_S = 0.1
-"""How long overdue a message is before it is looked at after all that are not. Its slot has been missed, and
-a worker that is late with many would miss those of all others, too.
+"""A message that is overdue for longer comes after all others. It has missed its slot, and a worker that is
+late with many messages would otherwise miss the slots of all.
 """
 
 _NOW = """
@@ -82,8 +82,8 @@ local function read(name, fields, aside, claims)
   redis.call('HDEL', claims, name)
 end
 """
-"""Reads the record of a message, whose first `fields` values are texts. A missing record is dropped and an
-unreadable one set aside, so that neither blocks the others.
+"""Reads the record of a message, whose first `fields` values are texts. A message without a record is
+dropped, and an unreadable record is set aside, so that neither blocks other messages.
 """
 
 _PARK = (
@@ -104,8 +104,8 @@ end
 return is_new
 """
 )
-"""A worker drops a message once it has published it. Before that, another worker may have received it and
-park it again: then the new record takes the place of the claimed one, and is not dropped.
+"""A worker drops a message after it has published it. Before that, another worker may already have received
+the message and parked it again: then the new record replaces the claimed one, and is not dropped.
 """
 
 _TAKE = (
@@ -193,8 +193,8 @@ return {next_at, taken, missing, unreadable, '-inf'}
 """
 )
 """Repeats an answer that the worker did not receive, except for messages that were handed out again since.
-Strays are pushed to the end of their list that is consumed from, the first one last. Where other queues have
-many messages that are due, each call looks at those behind the ones before it, and then begins again.
+Strays are pushed to the end of their list that is consumed first, in reverse order. If other queues have many
+due messages, each call examines those after the ones of the last call, and in the end starts over.
 """
 
 _SHORTEN = (
@@ -221,7 +221,7 @@ end
 return moved
 """
 )
-"""The first worker to report an earlier end moves the messages; for the others the end is no news then."""
+"""The first worker to report an earlier end moves the messages; for other workers the end is no news then."""
 
 _HASTEN = (
     _NOW
@@ -278,8 +278,8 @@ local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 return {first[2] and string.format('%.6f', first[2] - now) or '', claimed, missing, unreadable}
 """
 )
-"""Messages of a claim whose answer was lost are due again at once: nobody would publish them before the lease
-is over.
+"""Messages of a claim whose answer was lost are due again at once: else no worker would publish them before
+the lease is over.
 """
 
 _DROP = """
@@ -314,7 +314,7 @@ class Claim(NamedTuple):
     again: bool
     """Whether it was claimed before, and so may have been published."""
     token: str
-    """What tells this claim from others of the same name."""
+    """A text that tells this claim from other claims of the same name."""
     ahead_s: float
     """How long before its slot it was claimed."""
 
@@ -342,14 +342,14 @@ class Taken(NamedTuple):
 
 
 class Taker:
-    """The identity of a worker that takes messages: a lost or not fully handled answer is repeated."""
+    """The identity of a worker that takes messages: a lost or incompletely handled answer is repeated."""
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.has_heard = True
         """Set once every message of the last answer has been handled."""
         self.looks_from = "-inf"
-        """From which score on it looks for due messages."""
+        """The score from which on it looks for due messages."""
 
 
 class Parking:
@@ -366,7 +366,7 @@ class Parking:
         self._token = ""
         """The token of the last claim."""
         self._has_heard = True
-        """Whether the answer to that came."""
+        """Whether the answer to the last claim came."""
         self.next_s: float | None = None
         """How long until more messages are due, as of the last call; None if longer than any pause."""
 
@@ -375,8 +375,8 @@ class Parking:
     ) -> bool:
         """Park a message; False if one of that name is parked already, which then stays.
 
-        `books` are the index and the hash of the broker's unacknowledged messages, and the message's tag
-        there: the same script removes it from them.
+        `books` are the index and the hash of the broker's unacknowledged messages, and the message's tag in
+        them: the same script removes it there.
         """
         keys, arguments = [*self._keys, self._claims], [name, f"{wait_s:.6f}", json.dumps(record)]
         if books is not None:
@@ -402,8 +402,8 @@ class Parking:
         return [Taken(*map(_text, each)) for each in self._told(told)]
 
     def shorten(self, group: str, left_s: float) -> int:
-        """Report when the hold of a group ends; if that is earlier than reported before, its messages move as
-        well.
+        """Report when the hold of a group ends. If that is earlier than reported before, the group's messages
+        become due earlier.
 
         The messages of a group have names that start with the group's name and a newline. Returns how many
         moved.
@@ -412,7 +412,7 @@ class Parking:
         return int(self._evaluate(_SHORTEN, keys, [group, f"{left_s:.6f}", LEAST_NEWS_S]))
 
     def hasten(self, group: str, version: str) -> int:
-        """Bring all messages of a group back now, once for each version of its limits: their slots have
+        """Make all messages of a group due now, once for each version of its limits, since their slots have
         moved. Returns how many there were.
         """
         keys = [self._keys[0], f"{self._changed}:{group}"]
@@ -438,10 +438,7 @@ class Parking:
         ]
 
     def drop(self, claims: Sequence[Claim]) -> int:
-        """Remove messages that were published, but for those that are claimed by another or parked again.
-
-        Returns how many.
-        """
+        """Remove published messages that were not claimed or parked again meanwhile; returns how many."""
         told = [value for claim in claims for value in (claim.name, claim.token)]
         return int(self._evaluate(_DROP, [*self._keys, self._claims], told))
 
@@ -479,14 +476,13 @@ log = logging.getLogger("shapekit.celery")
 PREFIX = "{shapekit:celery}"
 
 ONCE_MORE = {"max_retries": 1, "interval_start": 0}
-"""A connection that was unused for long may be lost."""
+"""One retry: a connection that was unused for long may be lost."""
 
 CONFIRMED_S = 5.0
 """How long a broker may take to confirm a message."""
 
 ONCE_ONLY = ("DelaySeconds", "delay_seconds", "MessageDeduplicationId")
-"""Properties for the first sending to SQS alone: it would delay the message again, or drop it as a duplicate.
-"""
+"""Properties only for the first sending to SQS: it would delay the message again, or drop the duplicate."""
 
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
 """The errors of a server that cannot be reached."""
@@ -513,24 +509,24 @@ class Park(Parking, ABC):
     def bring_back(self, ahead_s: float, most: int, queued_s: Mapping[str, float]) -> int:
         """Have messages that are due within `ahead_s` delivered again; returns how many.
 
-        If that takes them to the end of their queue, those of a queue that is in `queued_s` so much earlier.
+        If they go to the end of their queue, messages of a queue in `queued_s` come back that much earlier.
         """
 
     def take_up(self, tags: Sequence[str]) -> None:
         """Have the unacknowledged messages of a lost connection delivered again at once.
 
-        Brokers do this themselves, but for Redis.
+        Brokers other than Redis do this themselves.
         """
 
     def close(self) -> None:
-        """Close what it has opened."""
+        """Close the connections that the park has opened."""
 
 
 def park_of(app: Any, consumer: Any, taker: Taker, meanwhile: Callable[[], object] = bool) -> Park:
     """The park of a worker with this consumer of tasks.
 
-    To bring many messages back takes longer than a slot. `meanwhile`, which must not raise, starts those that
-    are due in the worker. If the broker is that Redis, each delivery does so.
+    Bringing many messages back takes longer than a slot. Meanwhile, `meanwhile`, which must not raise, is
+    called to start messages that are due in the worker. With a Redis broker, each delivery does that.
     """
     _tell_queues(consumer)
     channel = consumer.channel
@@ -563,19 +559,19 @@ class _BrokerPark(Park):
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         tag = message.delivery_tag
         if SLOT_HEADER in message.headers:
-            # The header says so. From here on, the flag says that the message was delivered before with
-            # this slot.
+            # The slot header has the flag. From here on, the flag in the message says that it was delivered
+            # before with this slot.
             message.headers.pop("redelivered", None)
             message.delivery_info.pop("redelivered", None)
         info, sent = message.delivery_info, message._raw  # noqa: SLF001 - kombu keeps it nowhere else
         queue, list_ = self._home_of(info, sent)
         route = f"{dumps(info['exchange'])},{dumps(info['routing_key'])}"
-        # Under another tag: a client that restores messages unacknowledged for long may have read this one.
+        # Under a new tag: a client that restores long unacknowledged messages may have read the old one.
         fresh = str(uuid.uuid4())
         raw = {**sent, "properties": {**sent["properties"], "delivery_tag": fresh}}
         record = Parked(queue, list_, fresh, dumps(raw), route)
         is_new = self.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
-        # The broker has it; what is left of an acknowledgement is the worker's own memory.
+        # The script has acknowledged it in the broker; the rest is in the worker's own memory.
         QoS.ack(self._channel.qos, tag)
         message._state = "ACK"  # noqa: SLF001 - `ack` would go to the broker again
         return is_new
@@ -632,7 +628,7 @@ class _BrokerPark(Park):
 
 
 def _tell_queues(consumer: Any) -> None:
-    """Have each message tell the queue that it came from: several may share a routing key."""
+    """Record in each message the queue that it came from: several queues may share a routing key."""
     channel = consumer.channel
     transport = channel.connection
     if hasattr(transport, "_deliver"):
@@ -681,14 +677,14 @@ def _outlive_loss(channel: Any) -> None:
 
 
 class _StorePark(Park):
-    """Parks a message in the store: parks before it acknowledges, and drops it once the broker has it again.
+    """Parks a message in the store: parks it before acknowledging, and drops it once the broker has it again.
 
     So a message may be delivered twice, but is never lost.
     """
 
     def __init__(self, app: Any, store: RedisStore, meanwhile: Callable[[], object]) -> None:
         self._meanwhile = meanwhile
-        # None of the pools: each process that a worker forks shuts their sockets down, also for the worker.
+        # Not from a pool: each forked process shuts down the sockets of the pools, also for the worker.
         self._connection = connection = app.connection_for_write()
         # Apps with other brokers may share the store.
         broker = connection.as_uri()
@@ -706,7 +702,7 @@ class _StorePark(Park):
         headers = {header: told for header, told in message.headers.items() if header != "compression"}
         route = {"exchange": info.get("exchange") or "", "routing_key": info.get("routing_key")}
         if (queue := info.get("queue")) is not None:
-            # Its exchange may send it to other queues, too. Each queue has its own copy of a message.
+            # Its exchange may route it to other queues as well. Each queue has its own copy of a message.
             route = {"exchange": "", "routing_key": queue}
             name = f"{name}@{queue}"
         told = {
@@ -773,9 +769,9 @@ class _StorePark(Park):
 
 
 class _Confirmed:
-    """Waits until an AMQP broker has confirmed what is published on a channel. It confirms only if asked to.
+    """Waits until an AMQP broker has confirmed the messages on a channel; it confirms only if asked to.
 
-    All messages at once: a worker that waited for each would miss the slots of others meanwhile.
+    It waits once for all: a worker that waited for each message would miss the slots of others meanwhile.
     """
 
     def __init__(self, channel: Any) -> None:

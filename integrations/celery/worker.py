@@ -7,11 +7,11 @@ messages only when the end of the hold has changed.
 
 Batches: a worker that starts many tasks a second takes their slots several at a time.
 
-A trip to the store for each task is what a shaped task costs a worker most. So the trip for one task also
-takes slots for those that will come right behind it, as many as came in the time before. A batch is used
-within 10 ms, and within the grace of its tasks: so a hold that is placed meanwhile is noticed as soon as by a
-task that has waited. Below 200 slots a second, and for a key whose tasks come one by one or wait in line,
-every slot is taken by itself.
+The trip to the store is the greatest cost of a shaped task in a worker. So the trip for one task also takes
+slots for the tasks right behind it, as many as came in the time before. A batch is used within 10 ms, and
+within the grace of its tasks: so they notice a hold that is placed meanwhile as soon as a task that has
+waited does. Below 200 slots a second, and for a key whose tasks come one by one or wait in line, every slot
+is taken by itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def group_of(shaper: Shaper, key: str) -> str:
 
 
 class _Held(NamedTuple):
-    """One held key: when its hold ends, since when that is known, and when to ask again."""
+    """One held key: when its hold ends, when that was learned, and when to ask again."""
 
     shaper: Shaper
     key: str
@@ -122,22 +122,22 @@ class _Noted(NamedTuple):
     shaper: Shaper
     version: str
     is_told: bool
-    """Whether messages that were parked by older limits have been brought back."""
+    """Whether messages that were parked under older limits have been brought back."""
 
 
 class Changes:
-    """The keys under which a worker has parked messages, or was brought some back, and the version of their
-    limits by which these know their slots. Operators may change the limits meanwhile.
+    """The keys of the messages that a worker has parked or got back, with the version of the limits that
+    their slots are from: if operators change the limits, the messages are brought back.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, _Noted] = {}
         self._again: dict[str, str] = {}
-        """Keys whose messages are brought back once more: some were just about to be parked."""
+        """Keys whose messages are brought back once more, since some may have been parked meanwhile."""
         self._looked_at = 0.0
 
     def note(self, shaper: Shaper, key: str, park: Park, *, is_older: bool = False) -> None:
-        """Note the key of a message about to be parked, or parked before; by older limits, if `is_older`."""
+        """Note the key of a message about to be parked, or parked before (if `is_older`, by older limits)."""
         group, version = group_of(shaper, key), version_of(shaper.core)
         known = self._keys.get(group)
         if known is not None and (known.is_told or not is_older):
@@ -149,7 +149,7 @@ class Changes:
         self._keys[group] = _Noted(shaper, version, is_older)
 
     def note_back(self, shaper: Shaper, key: str, park: Park, version: str | None) -> None:
-        """Note the key of a message that is back; if it was parked by older limits, so may others be."""
+        """Note the key of a message that is back; if it was parked under older limits, others may be, too."""
         self.note(shaper, key, park, is_older=version != version_of(shaper.core))
 
     def look(self, park: Park) -> None:
@@ -178,9 +178,9 @@ def _held(shaper: Shaper, key: str, left_s: float, since: float, now: float) -> 
 
 
 MOST_SLOTS = 8
-"""The most slots of a batch: more do not make the share of a trip in each much smaller."""
+"""The most slots of a batch: with more, the share of the trip per slot hardly gets smaller."""
 _KEYS = 256
-"""The number of keys at which those without a task in a while are first forgotten."""
+"""How many keys there are when keys without recent tasks are first forgotten."""
 
 
 class _Slot(NamedTuple):
@@ -197,14 +197,14 @@ class _Batch:
 
     def __init__(self, asked_us: int) -> None:
         self.asked_us = asked_us
-        """When the worker asked for them."""
+        """When the worker asked for the slots."""
         self.slots: deque[_Slot] = deque()
-        """Those that no task has got yet."""
+        """The slots that no task has yet."""
         self.used = 0
-        """How many tasks got one that they did not have to wait in line for."""
+        """How many tasks got a slot that they did not have to wait in line for."""
 
     def next(self) -> _Slot | None:
-        """The next slot. Each goes to one caller only, in whatever thread."""
+        """The next slot. Each goes to only one caller; thread-safe."""
         try:
             return self.slots.popleft()
         except IndexError:
@@ -228,7 +228,7 @@ class Batches:
         self._forgets_at = _KEYS
 
     def take(self, key: str, cost: int) -> tuple[Reservation, float]:
-        """A slot or a refusal, and how long until the slot comes; negative if it came a moment ago."""
+        """A slot or a refusal, and how long until the slot comes; negative if it has just come."""
         if self._most < 2 or cost != 1 or SWITCH.offs:
             reservation = self._shaper.reserve(key, cost=cost)
             return reservation, reservation.delay
@@ -248,7 +248,7 @@ class Batches:
         return reservation, remaining_us / SECOND_US
 
     def give_back(self, *, idle_only: bool = False) -> bool:
-        """Give back the slots that no task has got; if `idle_only`, those that none will get any more.
+        """Give back the slots that no task has; if `idle_only`, only those that are too old to be used.
 
         Returns whether any are left.
         """
@@ -269,7 +269,7 @@ class Batches:
         core, behind = self._shaper.core, 0
         core.check(key, 1)
         if before is not None:
-            # So many come in the life of a batch, if they go on coming as they did.
+            # As many tasks as will come in the life of a batch, at the same pace as before.
             passed_us = max(1, now_us - before.asked_us)
             behind = min(self._most - 1, before.used * self._life_us // passed_us)
         one = process.fresh_id()
@@ -295,10 +295,10 @@ class Batches:
 
 
 def _is_plain(shaper: Shaper) -> bool:
-    """Whether taking slots earlier than they are needed makes no other task wait long, or be refused.
+    """Whether slots can be taken early without making another task wait long or be refused.
 
-    A slot that only the pace limits has passed a moment later. A quota or a window remembers it, and a task
-    that may not wait is refused for it.
+    Under a pace alone, an unused slot has passed a moment later. A quota or a window goes on counting it, and
+    a task that may not wait is refused because of it.
     """
     queue = shaper.core.queue
     is_paced = (
@@ -310,24 +310,24 @@ def _is_plain(shaper: Shaper) -> bool:
 log = logging.getLogger("shapekit.celery")
 
 AGAIN_S = 1.0
-"""When to retry after a server could not be reached."""
+"""How long after a server could not be reached to try again."""
 REST = 4
-"""How long an unreachable store is left alone, as a multiple of the time that its last failure took: a worker
-blocked by the store still has time for other work.
+"""An unreachable store is left alone for this many times as long as its last failure took, so that a worker
+that it blocks still has time for other work.
 """
 AHEAD = 0.8
 """How long before its slot a parked message comes back, as a share of the longest wait in a worker."""
 KEPT = 0.9
-"""How much of what messages stood behind others is kept with each that did not."""
+"""The part of a queue's known delay that is kept after a message that waited there for less."""
 LOOKS = 4
 """How often a worker polls for due messages within that time, at most."""
 IDLE_S = 1.0
-"""How often a worker polls without expecting any: others park messages, too, and may die or have no room."""
+"""How often a worker polls without expecting messages: those of workers that have died may be due."""
 LEAST_LOOK_S = 0.02
 SWEEP_S = 0.05
-"""How often a worker looks for slots that it has taken and no task has come for."""
+"""How often a worker gives back slots of batches that no task has come for."""
 MOST_CHANGING = 1_000
-"""How many keys a worker looks after whose limits may be changed."""
+"""For how many keys a worker watches whether their limits are changed."""
 MOST_AT_ONCE = 200
 """How many messages one poll brings back."""
 
@@ -336,13 +336,13 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
     """Returns the handler for messages of a shaped task in a worker: `Task.Strategy`."""
     handle: Callable[..., Any] = default(task, app, consumer)
     if not task.shaped.policy.enforce:
-        return handle  # measured where it runs
+        return handle  # the pool measures it
     buffer: MessageBuffer = consumer.shapekit
     batches = buffer.batches_of(task.shaped)
 
     def received_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
         if body is not None:
-            # A message of protocol 1 has no headers for a slot, so the task waits in the pool.
+            # A message of protocol 1 has no headers for a slot, so its task waits in the pool.
             handle(message, body, ack, reject, callbacks)
             return
         start = partial(handle, message, None, ack, reject, callbacks)
@@ -401,17 +401,17 @@ class Delivery:
         """Hands the message to the pool, or drops it if it was revoked or has expired."""
         self.reservation: Reservation | None = None
         self.brings_slot = False
-        """Whether the slot came with the message."""
+        """Whether the message carries its slot."""
         self.has_given_up = False
         """Whether the slot was given back because the task would have expired before it."""
         self.version: str | None = None
-        """The version of the limits by which it was sent or parked."""
+        """The version of the limits under which it was sent or parked."""
         self.has_moved = False
-        """Whether it missed its slot and got the next one, which is to be used now."""
+        """Whether it missed its slot and got the next one, which has to be used now."""
         self.ahead_s: float | None = None
-        """How long before its slot it went to the end of its queue, if it was parked and did."""
+        """How long before its slot a parked message went to the end of its queue, if it did."""
         self.queued_s: float | None = None
-        """For how long it stood there behind others, if that is known."""
+        """How long it waited in its queue behind other messages, if that is known."""
         slot_header = SlotHeader.of(message.headers)
         if slot_header is None:
             return
@@ -420,8 +420,8 @@ class Delivery:
         if slot_header.was_redelivered:
             headers["redelivered"] = info["redelivered"] = True
         if slot_header.reservation is not None:
-            headers["eta"] = None  # the eta is for workers that know no slots
-            # The worker that had it before may have used the slot, or be alive and about to use it. In-memory
+            headers["eta"] = None  # the eta is for workers without shapekit
+            # The worker that had the message before may have used the slot, or may still use it. In-memory
             # and file brokers return the very headers that the message had on its way into the pool.
             if not again and slot_header.slot is None:
                 self.reservation = received(shaped.policy.shaper.core, slot_header.reservation)
@@ -452,7 +452,7 @@ class Delivery:
 
     @property
     def early_s(self) -> float:
-        """How long its own eta keeps it from running."""
+        """How long until the task's own eta."""
         return _seconds_to(self.message.headers.get("eta")) or 0.0
 
     def take_slot(self) -> float:
@@ -467,7 +467,7 @@ class Delivery:
         return remaining_s
 
     def remaining(self) -> float:
-        """How long until the slot comes; gets another one if there is none or it passed too long ago."""
+        """How long until the slot comes; takes another one if there is none, or it passed too long ago."""
         if self.reservation is not None and not self.has_given_up:
             shaper = self.shaped.policy.shaper
             coming = run(shaper.core.coming, self.reservation, self.shaped.grace_s)
@@ -477,18 +477,18 @@ class Delivery:
                 return coming.remaining_s
             if self.ahead_s is not None:
                 self._note_queued(run(shaper.core.remaining, self.reservation))
-            # No task has used it, and a quota or a window would go on counting it.
+            # Unused, but a quota or a window would go on counting it.
             shaper.settle(self.reservation, 0)
         return self.take_slot()
 
     def _note_queued(self, remaining_s: float) -> None:
-        # If more is left than there was, the slot has moved.
+        # If more time is left than before, the slot has moved.
         if self.ahead_s is not None and remaining_s <= self.ahead_s:
             self.queued_s = self.ahead_s - remaining_s
 
     def before_it_expires(self, remaining_s: float) -> float:
-        """How long to wait. A task that expires before its slot gives that back, so that no other task waits
-        behind it; it stays, because the line may move up before it expires.
+        """How long to wait. If the task expires before its slot, the slot is given back, so that no other
+        task waits behind it; the task stays, because an earlier slot may become free before it expires.
         """
         expires_s = _seconds_to(self.message.headers.get("expires"))
         if self.reservation is None or expires_s is None or remaining_s <= max(0.0, expires_s):
@@ -497,7 +497,7 @@ class Delivery:
         return max(LEAST_LOOK_S, expires_s)
 
     def give_back(self) -> bool:
-        """Give the slot back, also if it has passed; False if the store is gone, so that it is lost."""
+        """Give the slot back, even if it has passed; False if the store is gone, so that the slot is lost."""
         if self.reservation is not None:
             try:
                 if not self.reservation.cancel():
@@ -529,7 +529,7 @@ class Delivery:
     def park(self, park: Park, holds: Holds, changes: Changes, remaining_s: float) -> None:
         """Park the message with its slot, if it has one."""
         is_ours, body = self.reservation is not None and not self.brings_slot, self.message.body
-        # Celery lets two messages have the same id; only one that is delivered again has the same body, too.
+        # Two messages may have the same id in Celery; only a second delivery also has the same body.
         name = f"{self.name}:{crc32(body.encode() if isinstance(body, str) else body):x}"
         if self.reservation is not None:
             shaper = self.shaped.policy.shaper
@@ -539,7 +539,7 @@ class Delivery:
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
             self._carry(slot_header._replace(reservation=None) if self.has_given_up else slot_header)
-            # Even if no answer comes, it may be parked with the slot.
+            # Even if no answer comes, the message may be parked with the slot.
             self.brings_slot = True
         if not park.put(name, remaining_s, self.message) and is_ours:
             # A duplicate delivery whose first copy is parked already, with a slot.
@@ -550,9 +550,10 @@ class Delivery:
 
 
 class PromptTimer(timer2.Timer):
-    """A thread's timer that wakes up for an entry earlier than the one it sleeps for.
+    """A timer thread that wakes up if an entry comes that is earlier than the one it sleeps for.
 
-    Celery's own sleeps on for up to a second, so that slots would be missed on brokers without an event loop.
+    Celery's own timer sleeps on for up to a second, so that on brokers without an event loop slots would be
+    missed.
     """
 
     def _next_entry(self) -> float | None:
@@ -568,8 +569,8 @@ class PromptTimer(timer2.Timer):
 class Alarms:
     """Schedules calls through a single entry in the timer of kombu's event loop.
 
-    After ten entries in a row, that loop sleeps for a second, whatever is due next: after a stall of half a
-    second, a worker at 20/s would miss its slots for one and a half.
+    After ten entries in a row, that loop sleeps for a second, even if more are due: after a stall of half a
+    second, a worker at 20/s would miss its slots for one and a half seconds.
     """
 
     def __init__(self, timer: Any) -> None:
@@ -596,7 +597,7 @@ class Alarms:
     def _arm(self) -> None:
         while self._due and self._due[0][2] is None:
             heappop(self._due)
-        # If a new connection is lost at once, Celery cancels the timer's entries from while it connected.
+        # If a new connection is lost at once, Celery cancels the entries that were made while it connected.
         is_armed = self._entry is not None and not self._entry.canceled
         if not self._due or (is_armed and self._entry_at <= self._due[0][0]):
             return
@@ -637,7 +638,7 @@ def timer_of(consumer: Any) -> Any:
 
 
 class MessageBuffer:
-    """Where messages wait whose slots are near; messages whose slots are far away are parked from here.
+    """Holds the messages whose slots are near, and parks those whose slots are far away.
 
     A waiting message is not acknowledged, and does not count towards the worker's prefetch limit, so it keeps
     no other task from coming. On a broker without an event loop, messages wake up in another thread.
@@ -656,15 +657,15 @@ class MessageBuffer:
         self._lock = threading.Lock()
         self._waiting: dict[Delivery, tuple[Any, bool]] = {}
         self._queued_s: dict[str, float] = {}
-        """For how long the last message that came back stood in each queue behind others. The next ones come
-        back so much earlier. Else they would miss their slots and take others, for ever.
+        """How long the last message that came back waited in each queue behind others. The next ones come
+        back that much earlier; else they would miss their slots again and again.
         """
         self._left: list[str] = []
         self._look: Any = None
         self._looks_at = 0.0
         self._looking = threading.Lock()
-        """One poll at a time: a second is told again what the first has not handled. It would run in a green
-        pool, or between two messages of the first.
+        """Allows one poll at a time, since a second one gets again what the first has not handled. It could
+        run in a green pool, or between two messages of the first.
         """
         self._is_open = False
         self._rests_until = 0.0
@@ -672,7 +673,7 @@ class MessageBuffer:
         self._is_sweeping = False
 
     def batches_of(self, shaped: Shaped) -> Batches:
-        """The slots for the messages of a task, for as long as the connection lasts."""
+        """The batches for the messages of a task, for as long as the connection lasts."""
         batches = Batches(shaped, self._sweep_soon)
         self._batches.append(batches)
         return batches
@@ -690,8 +691,8 @@ class MessageBuffer:
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}
-            # Tasks that run in this very thread would keep others from coming back to any worker. To call
-            # `bool` does nothing.
+            # In a solo pool, tasks run in this very thread, and would keep messages from coming back to any
+            # worker. Calling `bool` does nothing.
             meanwhile = bool if isinstance(consumer.pool, SoloPool) else self._ring
             self._park = park_of(consumer.app, consumer.task_consumer, self._taker, meanwhile)
             self._park.take_up(self._left)
@@ -716,24 +717,24 @@ class MessageBuffer:
         batches, self._batches = self._batches, []
         for delivery in waiting:
             if not delivery.give_back():
-                return  # the store will not answer for the others either
+                return  # the store will not answer for the other messages either
         _give_back(batches)
 
     def receive(self, delivery: Delivery) -> None:
-        """Take in a message from the broker, and wake those that are due: many that arrive together take
-        longer than a slot, and those whose slots come meanwhile would miss them.
+        """Handle a message from the broker, and wake the waiting ones that are due: many messages that arrive
+        together take longer than a slot, and waiting ones would miss their slots meanwhile.
         """
         self._look_at(delivery)
         if delivery.queued_s is not None and delivery.queue is not None:
-            # It is forgotten slowly: to wait here costs nothing, and a slot that is missed is lost.
+            # Forget the delay slowly: waiting here costs nothing, but a missed slot is lost.
             queued_s = max(delivery.queued_s, KEPT * self._queued_s.get(delivery.queue, 0.0))
             self._queued_s[delivery.queue] = min(queued_s, self._settings.max_eta_s - self._longest_s * AHEAD)
         self._ring(self._gone)
 
     def _ring(self, but: tuple[type[BaseException], ...] = ()) -> None:
-        """Wake the messages that are due. Logs errors but these, as the event loop does with its calls."""
+        """Wake the messages that are due. Errors other than `but` are logged, as the event loop would do."""
         if not isinstance(self._alarms, Alarms):
-            return  # other timers have threads of their own
+            return  # other timers have their own threads
         try:
             self._alarms.ring()
         except but:
@@ -744,7 +745,7 @@ class MessageBuffer:
     def _look_at(self, delivery: Delivery) -> None:
         if _is_stopping():
             # A task started now would run but never be acknowledged, so it would run again elsewhere; and its
-            # process would wait half a minute for its result to be read.
+            # process would wait for half a minute until its result is read.
             self._wait(delivery, AGAIN_S)
         elif delivery.is_over:
             delivery.give_back()
@@ -771,7 +772,7 @@ class MessageBuffer:
             self._rests_until = heard + rest_s
             self._wait(delivery, rest_s)
         except Exception:
-            # The arguments give no valid key or cost: the task gets that error in the pool.
+            # The arguments give no valid key or cost: the task raises that error in the pool.
             log.debug("task %s goes to the pool as it is", delivery.name, exc_info=True)
             delivery.start()
         else:
@@ -783,7 +784,7 @@ class MessageBuffer:
         if not delivery.has_moved:
             remaining_s = delivery.before_it_expires(remaining_s)
         if remaining_s <= 0 or delivery.has_moved:
-            # A worker that is late with many would be so again after another wait here.
+            # A worker that is late with many messages would be late again after another wait here.
             delivery.go(remaining_s, is_for_all=self._is_for_all(delivery))
         elif self._stays(delivery, remaining_s):
             self._wait(delivery, remaining_s)
@@ -796,7 +797,7 @@ class MessageBuffer:
                 self._wait(delivery, min(remaining_s, AGAIN_S))
 
     def _note_back(self, delivery: Delivery) -> None:
-        """Note a message that was parked: others of its key may not know that limits were changed."""
+        """Note a message that was parked: others of its key may have slots from before a change of limits."""
         if delivery.brings_slot and delivery.reservation is not None:
             shaper = delivery.shaped.policy.shaper
             try:
@@ -806,7 +807,7 @@ class MessageBuffer:
 
     def _stays(self, delivery: Delivery, remaining_s: float) -> bool:
         """Whether a message waits here: its slot is near, or every worker gets a copy of it."""
-        # One that came back early because of others in its queue might come too late the next time.
+        # A message that came back early because its queue is long might come too late the next time.
         is_near = remaining_s <= max(self._longest_s, delivery.ahead_s or 0.0) and self._room > 0
         return is_near or self._is_for_all(delivery)
 
@@ -819,8 +820,8 @@ class MessageBuffer:
 
     @property
     def _room_back(self) -> int:
-        """How many parked messages may come back at once: with those here, as many as may wait, and as
-        would be fetched without those. Some may be due and not wait.
+        """How many parked messages may come back at once: together with those here, no more than may wait,
+        nor more than the worker would fetch without them. Some may be due, and not wait.
         """
         with self._lock:
             fetched = self._consumer.qos.value - sum(lets_in for _, lets_in in self._waiting.values())
@@ -828,7 +829,7 @@ class MessageBuffer:
         return min(self._room, MOST_AT_ONCE, most if fetched > 0 else MOST_AT_ONCE)
 
     def _wait(self, delivery: Delivery, length_s: float) -> None:
-        # The count is only lowered again for a message that raised it: there is an upper limit.
+        # `increment_eventually` has an upper limit: lower the count only for messages that have raised it.
         qos = self._consumer.qos
         lets_other_in = self._room > 0 and qos.value < qos.increment_eventually()
         with self._lock:
@@ -895,12 +896,12 @@ class MessageBuffer:
         except self._gone as error:
             log.warning("cannot look for parked tasks: %s", error)
         finally:
-            # Without room for all due messages now, there will be room soon.
+            # If there was no room for all due messages, there will be soon.
             self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
 
     @property
     def _ahead_s(self) -> float:
-        """How long before its slot a message may have to come back, at most."""
+        """The longest time before its slot that a message may have to come back."""
         return self._longest_s * AHEAD + max(self._queued_s.values(), default=0.0)
 
     def _pause_s(self) -> float:
@@ -913,7 +914,7 @@ class MessageBuffer:
 
 
 def _give_back(batches: Sequence[Batches], *, idle_only: bool = False) -> bool:
-    """Give back slots that no task has got; returns whether any are left."""
+    """Give back slots that no task has; returns whether any are left."""
     is_left = False
     try:
         for each in batches:
@@ -924,7 +925,7 @@ def _give_back(batches: Sequence[Batches], *, idle_only: bool = False) -> bool:
 
 
 def _is_stopping() -> bool:
-    """Whether this worker was told to stop: it does so in the next round of its event loop."""
+    """Whether this worker has to stop, which it does in the next round of its event loop."""
     told = (state.should_stop, state.should_terminate)
     return any(exit_code is not None and exit_code is not False for exit_code in told)
 
