@@ -1,4 +1,4 @@
-"""StoreConformance: the proof that a store is one.
+"""StoreConformance: tests that a store keeps all that stores promise.
 
     from shapekit.testing import StoreConformance
 
@@ -6,9 +6,9 @@
         def make_store(self, clock):
             return MyStore(clock=clock)
 
-The tests are plain methods that raise AssertionError. They need no real time and no library beside
-shapekit's own; pytest collects them. What they hold a store to stands before the class, by theme: keys and
-names, the end, time, and many callers at once (threads from a barrier, tasks, tasks that are cancelled).
+The tests are plain methods that raise AssertionError; pytest collects them. They need no real time, and no
+library beside those of shapekit. The checks themselves come before the class, by theme: keys and names,
+closing, time, and many callers at once (threads from a barrier, tasks, tasks that are cancelled).
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ ONE = GCRA("1 per 1000 s", 1)
 
 
 def agree(got: Any, expected: Any, what: str) -> None:
-    """AssertionError unless both are the same in every field."""
+    """Raise AssertionError unless both are the same in every field."""
     if not same(expected, got):
         raise AssertionError(f"{what}: expected {expected!r}, got {got!r}")
 
 
 @contextmanager
 def raising(error: type[Exception], what: str) -> Iterator[None]:
-    """AssertionError unless the block raises this error."""
+    """Raise AssertionError unless the block raises this error."""
     try:
         yield
     except error:
@@ -82,7 +82,7 @@ def raising(error: type[Exception], what: str) -> Iterator[None]:
 
 
 def keys_stay_apart(store: Store) -> None:
-    """Each key has a state of its own, which `reset` alone makes cold."""
+    """Each key has its own state, and `reset` makes only that cold."""
     texts = tuple(dict.fromkeys(TEXTS))
     check = store.bind("keys", ONE, CHECK)
     for text in texts:
@@ -96,7 +96,7 @@ def keys_stay_apart(store: Store) -> None:
 
 
 def names_stay_apart(store: Store) -> None:
-    """Keys of one name are not those of another, wherever the border between the two lies."""
+    """Keys of different names are different, wherever name and key are divided in the same text."""
     names = [text for text in dict.fromkeys(TEXTS) if text]
     for key in ("", "a", "b", "b:", "b:b", ":b", ":a:b", "b}", "}b", "/b", "\nb", "\0b"):
         checks = [store.bind(name, ONE, CHECK) for name in names]
@@ -106,7 +106,7 @@ def names_stay_apart(store: Store) -> None:
 
 
 def parts_stay_apart(store: Store) -> None:
-    """The key of one part is not that of another; and a key in parts is not one key."""
+    """Keys of different parts are different; and a key in parts is not the same as a single key."""
     both = all_of(a=ONE, b=ONE)
     check = store.bind("parts", both, CHECK)
     keys: list[Key] = [("x", "y"), ("y", "x"), ("a:x", "z"), ("", ":x"), "x", "y", "a:x", "('x', 'y')"]
@@ -118,7 +118,7 @@ def parts_stay_apart(store: Store) -> None:
 
 
 def keys_are_shown(store: Store) -> None:
-    """`keys` shows what is live as `name:key`, and takes a prefix literally."""
+    """`keys` shows live keys as `name:key`, and takes a prefix literally."""
     for name in ("n", "m*"):
         check = store.bind(name, ONE, CHECK)
         for text in SHOWN:
@@ -141,7 +141,7 @@ def keys_are_shown(store: Store) -> None:
 
 
 def resets_are_complete(store: Store) -> None:
-    """A reset makes a key cold, also one in parts, and also while it is held."""
+    """A reset makes a key cold, also a key in parts, and also while it is held."""
     both = all_of(a=ONE, b=GCRA("1 per 1000 s", 2))
     check = store.bind("reset", both, CHECK)
     store.reset("reset", both, ("nobody", "nothing"))
@@ -156,7 +156,7 @@ def resets_are_complete(store: Store) -> None:
 
 
 def denials_persist_nothing(store: Store) -> None:
-    """What was only looked at, or denied, is not there: no state, and no key to be seen."""
+    """A key that was only read, or denied, has no state and is not shown."""
     both = all_of(busy=ONE, idle=ONE)
     check = store.bind("deny", both, CHECK)
     check(("x", "y"), 1)
@@ -178,7 +178,7 @@ def denials_persist_nothing(store: Store) -> None:
 
 
 def kinds_are_kept_apart(store: Store) -> None:
-    """Another kind under a name is refused, and loses nothing."""
+    """A program of another kind under a name is refused, and no state is lost."""
     kept = (("one", ONE), ("windows", FixedWindow(1, "1h")), ("line", queue("1 per 1000 s")))
     others = (ONE, FixedWindow(1, "1h"), SlidingWindowLog(1, "1h"), Quota("1/day"), all_of(a=ONE, b=ONE))
     for name, program in kept:
@@ -194,11 +194,11 @@ def kinds_are_kept_apart(store: Store) -> None:
         agree(bool(again[0]), False, f"a second call of the {program.kind} that was there first")
 
 
-# the end
+# closing
 
 
 async def closed_is_closed(driver: Driver, store: Store) -> None:
-    """Once closed, which it may be twice, every call raises StoreUnavailableError, and none waits."""
+    """After `close`, which may be called twice, every call raises StoreUnavailableError, and none waits."""
     waiters = Sleepers(store.clock, "conformance")
     store.wakes(waiters)
     check, peek = (store.twin("end", ONE, operation) for operation in (CHECK, PEEK))
@@ -224,7 +224,7 @@ async def closed_is_closed(driver: Driver, store: Store) -> None:
 
 
 class CountedClock(ManualClock):
-    """Goes on by a microsecond with each reading, and counts them."""
+    """A clock that goes on by a microsecond with each reading, and records the readings."""
 
     def __init__(self, start: float) -> None:
         super().__init__(start)
@@ -237,12 +237,12 @@ class CountedClock(ManualClock):
         return now
 
     def wall_us(self) -> int:
-        # Of the reading before: a store that asks for both hands has asked for one instant.
+        # The last reading: asking for both times counts as one reading.
         return self.reads[-1] if self.reads else super().wall_us()
 
 
 def one_instant(make_store: Callable[[ManualClock], Store]) -> None:
-    """A call reads the clock once, however many keys it asks for, and decides by what it read."""
+    """A call reads the clock once, for however many keys, and decides by that reading."""
     program = GCRA("7/s", 2)
     clock = CountedClock(10**6)
     truth = AllowedStates(0)
@@ -267,7 +267,7 @@ def one_instant(make_store: Callable[[ManualClock], Store]) -> None:
 
 
 def going_back_mints_nothing(make_store: Callable[[ManualClock], Store], seed: str) -> None:
-    """However far the clock goes back, no more is admitted than until the highest time it has shown."""
+    """However far the clock goes back, no more is admitted than up to the highest time it has shown."""
     rng = random.Random(seed)  # noqa: S311 - to be repeated
     start_us, period_us, limit = 10**15, 1_000 * SECOND_US, 5
     programs: tuple[Any, ...] = (
@@ -283,7 +283,7 @@ def going_back_mints_nothing(make_store: Callable[[ManualClock], Store], seed: s
             admitted = {"early": 0, "always": 0}
             highest_us = start_us
             for visit in range(120):
-                # Far apart, with enough of others at the late instants for idle keys to be dropped.
+                # Far apart, with enough calls of other keys at the late instants for idle keys to be dropped.
                 late = visit % 2 == 1
                 now_us = (
                     start_us + rng.randint(0, SECOND_US) + late * (3 * period_us + 20 * visit * SECOND_US)
@@ -304,14 +304,14 @@ def going_back_mints_nothing(make_store: Callable[[ManualClock], Store], seed: s
 
 THREADS = 8
 _PATIENCE_S = 30.0
-"""How long, in real time, anything here is waited for."""
+"""How long, in real time, a test waits for anything."""
 
 LOOPS = ("asyncio", *(("trio",) if find_spec("trio") else ()))
-"""The event loops that can be tried here."""
+"""The event loops that are installed."""
 
 
 def on_each_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it on asyncio, and on trio where that is installed."""
+    """Run it on asyncio, and on trio if that is installed."""
     for backend in LOOPS:
         try:
             anyio.run(work, backend=backend)
@@ -320,7 +320,7 @@ def on_each_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def crowd(jobs: Sequence[Callable[[], None]]) -> None:
-    """Run each job in a thread of its own, all from one barrier; raises what the first of them raised."""
+    """Run each job in its own thread, all from one barrier; raises the first error of a job."""
     barrier = threading.Barrier(len(jobs), timeout=_PATIENCE_S)
     errors: list[BaseException] = []
 
@@ -343,7 +343,7 @@ def crowd(jobs: Sequence[Callable[[], None]]) -> None:
 
 
 def threads_admit_the_limit(*stores: Store) -> None:
-    """Of more calls than the limit, from 8 threads at once, exactly the limit is admitted; each kind."""
+    """Of more calls than the limit, from 8 threads at once, exactly the limit is admitted, for each kind."""
     limit = 40
     for kind, program in limited(limit).items():
         answers = _from_threads(stores, f"crowd-{kind}", program, CHECK, lambda: 1)
@@ -352,7 +352,7 @@ def threads_admit_the_limit(*stores: Store) -> None:
 
 
 def threads_share_a_grid(*stores: Store) -> None:
-    """Reservations of 8 threads stand on one grid: every slot is given out, and none of them twice."""
+    """Reservations of 8 threads are on one grid: every slot is granted, and none of them twice."""
     program, nonces = queue("10/s"), count(1)
     grants = _from_threads(stores, "crowd-queue", program, RESERVE, lambda: (1, None, next(nonces)))
     agree(
@@ -379,7 +379,7 @@ def _from_threads(
 
 
 def threads_share_permits(*stores: Store) -> None:
-    """Of 8 threads no more hold a permit at once than there are; and all get one, as others leave."""
+    """Of 8 threads, no more hold a permit at once than there are permits, and all get one in the end."""
     permits, visits = 3, 4
     lock, inside, most, order = threading.Lock(), [0], [0], list[int]()
     program = Concurrency(permits, "1h")
@@ -388,7 +388,7 @@ def threads_share_permits(*stores: Store) -> None:
         store = stores[owner % len(stores)]
         enter, watch, leave = (store.bind("crowd-permits", program, each) for each in (ENTER, WATCH, LEAVE))
         for number in range(1, visits + 1):
-            # No clock is looked at here: a call that stands in line asks until it has a permit.
+            # Without a clock: a call that waits in line asks until it has a permit.
             place, _ = enter("key", owner, number, 1)
             while place and number not in watch("key", owner)[1:]:
                 pass
@@ -419,7 +419,7 @@ def _grid(store: Store, slots: int) -> list[int]:
 
 
 def two_see_one_state(one: Store, other: Store) -> None:
-    """What one store object charges, the other sees; what one resets is cold for both."""
+    """A charge through one store object is seen through the other; a reset makes the key cold for both."""
     for kind, program in limited(3).items():
         checks = [store.bind(f"both-{kind}", program, CHECK) for store in (one, other, one, other)]
         agree([check("key", 1).allowed for check in checks], [True, True, True, False], f"calls of {kind}")
@@ -432,7 +432,7 @@ def two_see_one_state(one: Store, other: Store) -> None:
 
 
 async def many_agree(driver: Driver, store: Store) -> None:
-    """Each of many keys is answered in turn, also one that comes twice, as the truth does."""
+    """Each of many keys, also one that comes twice, is answered in turn as by the pure program."""
     for kind, trials in GROUPS.items():
         program, (operation, args) = trials()[0].program, _asked(kind)
         bound = f"many-{kind}", program, operation
@@ -459,7 +459,7 @@ def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
 
 
 async def tasks_admit_the_limit(store: Store) -> None:
-    """Of more tasks at once than the limit, exactly the limit is admitted; each kind."""
+    """Of more tasks at once than the limit, exactly the limit is admitted, for each kind."""
     limit = 20
     for kind, program in limited(limit).items():
         check = store.abind(f"tasks-{kind}", program, CHECK)
@@ -477,7 +477,7 @@ async def tasks_admit_the_limit(store: Store) -> None:
 
 
 async def cancelled_callers_give_back(store: Store) -> None:
-    """A caller that is cancelled at once holds nothing: only what was answered stays charged."""
+    """A caller that is cancelled at once is charged nothing: only answered calls stay charged."""
     program = SlidingWindowLog("40/h")
     check = store.abind("cancelled", program, CHECK)
     answered = await _with_every_other_cancelled(lambda: check("key", 1), 20)
@@ -496,7 +496,7 @@ async def cancelled_callers_give_back(store: Store) -> None:
 
 
 async def cancelled_callers_leave(store: Store) -> None:
-    """A caller that is cancelled at once has neither a permit nor a place: only who was answered has one."""
+    """A caller that is cancelled at once has neither a permit nor a place in line: only answered calls do."""
     program, numbers = Concurrency(5, "1h"), count(1)
     enter = store.abind("cancelled-permits", program, ENTER)
     answered = await _with_every_other_cancelled(lambda: enter("key", 1, next(numbers), 1), 20)
@@ -538,7 +538,7 @@ async def _with_every_other_cancelled(ask: Callable[[], Awaitable[Any]], callers
 
 
 def _is_errand_under_way() -> bool:
-    """Whether a thread still does what was asked by a task that has gone, or gives it back."""
+    """Whether a thread still works for a task that has gone, or gives back what it took."""
     if any(thread.name == GIVING_BACK for thread in threading.enumerate()):
         return True
     work = ThreadCall.work.__code__
@@ -560,7 +560,7 @@ def _on_a_store(work: Callable[[Store], object]) -> Test:
 
 
 def _on_two(work: Callable[..., object]) -> Test:
-    """On two objects with one truth; where no other can see it, on the same object twice."""
+    """A test on two store objects with the same states; if the store is not shared, on one object twice."""
 
     def test(self: StoreConformance) -> None:
         clock = ManualClock(_START_S)
@@ -574,7 +574,7 @@ def _on_two(work: Callable[..., object]) -> Test:
 
 
 def _awaited(work: Callable[[Store], Awaitable[None]]) -> Test:
-    """On a store for each event loop."""
+    """A test on each event loop, with a new store."""
 
     def test(self: StoreConformance) -> None:
         async def once() -> None:
@@ -587,12 +587,12 @@ def _awaited(work: Callable[[Store], Awaitable[None]]) -> Test:
 
 
 class StoreConformance:
-    """Tests for a store of your own: subclass it, define `make_store`, and let pytest collect it.
+    """Tests for your own store: subclass this, define `make_store`, and let pytest collect it.
 
     The identity tests run generated timelines of operations on the store, and compare every field of every
-    answer with that of the pure program. `timelines` is how many there are for each algorithm, `steps` how
-    many operations each of them has; the same `seed` always gives the same timelines. The other tests check
-    the rest of what a store promises about keys, names, time, threads, tasks and closing.
+    answer with the answer of the pure program. `timelines` is how many there are for each algorithm, `steps`
+    how many operations each of them has; the same `seed` always gives the same timelines. The other tests
+    check the other promises of a store, about keys, names, time, threads, tasks and closing.
     """
 
     timelines = 200
@@ -600,10 +600,10 @@ class StoreConformance:
     steps = 10
     """How many operations each of them has."""
     seed = "shapekit"
-    """What the timelines are made from."""
+    """The seed that the timelines are generated from."""
 
     def make_store(self, clock: ManualClock) -> Store:
-        """Return a new, empty store that decides by this clock. Called often; the tests close the stores."""
+        """Return a new, empty store that uses this clock. It is called often; the tests close the stores."""
         raise NotImplementedError("define how to make a store: def make_store(self, clock): return …")
 
     def same_store(self, store: Store, clock: ManualClock) -> Store:

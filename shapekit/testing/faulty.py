@@ -1,4 +1,4 @@
-"""FaultyStore: a store whose faults can be switched, to see what a program does when it is gone.
+"""FaultyStore: a store with faults that can be switched on, to test what a program does without its store.
 
 >>> from shapekit import Gate, GCRA, MemoryStore, StoreUnavailableError
 >>> store = FaultyStore(MemoryStore())
@@ -35,19 +35,19 @@ class FaultyStore(Store):
     """A store that passes calls to `inner`, with faults: attributes that any thread may set at any time.
 
     - `down`: every call raises StoreUnavailableError and does nothing.
-    - `loses_replies`: every call is done, and then raises StoreUnavailableError.
-    - `slow`: every call first takes this many seconds, on the clock of `inner`; other faults come after that.
+    - `loses_replies`: every call runs, and then raises StoreUnavailableError.
+    - `slow`: every call first sleeps this many seconds, on the clock of `inner`; other faults come after it.
 
-    `calls` counts all calls, also those that failed. `mend` ends all faults, and wakes the slow calls. The
-    store behaves like a remote one: its calls are awaited, even if `inner` answers at once. Binding an
-    operation is not a call.
+    `calls` counts all calls, including failed ones. `mend` ends all faults, and wakes slow calls. The store
+    behaves like a remote one: its calls are awaited, even if `inner` answers at once. Binding an operation
+    does not count as a call.
     """
 
     def __init__(self, inner: Store) -> None:
         if not isinstance(inner, Store):
             raise ConfigError("inner", inner, "is not a store", "pass one, such as a MemoryStore")
         self.inner = inner
-        """The store that is asked."""
+        """The wrapped store."""
         self.clock = inner.clock
         self.shared = inner.shared
         self.clock_decides = inner.clock_decides
@@ -55,16 +55,16 @@ class FaultyStore(Store):
         self.down = False
         """Whether every call raises and does nothing."""
         self.loses_replies = False
-        """Whether every call is done, and then raises."""
+        """Whether every call runs, and then raises."""
         self.calls = 0
-        """How many calls came."""
+        """How many calls were made."""
         self._slow_us = 0
         self._lock = threading.Lock()
         self._asleep: set[Alarm] = set()
 
     @property
     def slow(self) -> float:
-        """How many seconds every call takes first; 0 by default."""
+        """How many seconds every call sleeps first; 0 by default."""
         return self._slow_us / SECOND_US
 
     @slow.setter

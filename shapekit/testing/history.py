@@ -1,9 +1,9 @@
-"""A judge for any recorded history of calls.
+"""History: checks a recorded history of calls against a limit.
 
-`check_pace` and `check_window` look at when calls have left and at nothing else, so they judge every
-limiter alike: ours, another's, or the two of a program and its proxy. Both raise PaceError, which is
-an AssertionError, and both are exact: instants are rounded to the microsecond, in which every clock of
-shapekit counts, and all else is integers and fractions.
+`check_pace` and `check_window` use only the instants at which calls left, so they check any limiter:
+shapekit, another library, or a program together with its proxy. Both raise PaceError, which is an
+AssertionError, and both are exact: instants are rounded to the microsecond, the unit of all clocks of
+shapekit, and everything else is integers and fractions.
 
     >>> from shapekit import GCRA, Shaper
     >>> from shapekit.testing import ManualClock
@@ -36,11 +36,11 @@ from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, Rate, RateLike, dura
 __all__ = ["Departure", "PaceError", "check_pace", "check_window"]
 
 Departure: TypeAlias = "float | tuple[float, int]"
-"""When a call left, in seconds; with its cost, where that is not 1."""
+"""When a call left, in seconds; or (when, cost) for a cost other than 1."""
 
 
 class PaceError(AssertionError):
-    """A history that breaks a limit: `first` and `last` are the positions of two calls that show it.
+    """Raised for a history that breaks a limit, as shown by the calls at the positions `first` and `last`.
 
     `by` is the size of the breach: seconds too early for a pace, units too many for a window.
     """
@@ -50,7 +50,7 @@ class PaceError(AssertionError):
         self.first = first
         """The position of the first of two calls that show the breach."""
         self.last = last
-        """The position of the second."""
+        """The position of the second one."""
         self.by = by
         """Seconds too early for a pace, units too many for a window."""
 
@@ -63,13 +63,13 @@ def check_pace(
 ) -> None:
     """Raise PaceError unless `t_j - t_i >= (cost(i..j) - burst) * T` for all calls i <= j; T is period/limit.
 
-    This is what `GCRA(rate, burst)` promises, and TokenBucket and LeakyBucket with it. `burst` is
-    that of the rate's text, or 1. Histories need not be in order; of several breaches the one that
-    ends first is reported, from the call that shows it best.
+    This is the promise of `GCRA(rate, burst)`, as well as of TokenBucket and LeakyBucket. Without `burst`,
+    the burst in the rate's text counts, or 1. Histories need not be in order. Of several breaches, the one
+    that ends first is reported, from the call that shows it best.
 
-    Nothing is forgiven unless `tolerance` says how far a difference of two recorded instants may be
-    off: `"1us"` for slots of a queue, which lie between two microseconds where T is not a whole number
-    of them (a third of a second is not); more for a clock that is read some time after the departure.
+    `tolerance` says how far the difference of two recorded instants may be off, by default not at all. Use
+    `"1us"` for the slots of a queue, which are rounded if T is not a whole number of microseconds (such as a
+    third of a second), and more for a clock that is read some time after the departure.
 
         >>> check_pace([0, 0, (0.3, 3)], "10/s", burst=2)
         Traceback (most recent call last):
@@ -83,7 +83,7 @@ burst 2 that takes 0.1 s: 0.1 s too early
     pace, units = _paced(rate, burst)
     forgiven_us = duration_us("tolerance", tolerance, least=0)
     p, q = Fraction(pace.period_us, pace.limit).as_integer_ratio()
-    # The condition, sorted by call and counted in 1/q µs, so that one running maximum serves all i:
+    # The condition, arranged by call and in units of 1/q µs, so that one running maximum serves all i:
     # t_j·q - cost(0..j)·p >= max over i <= j of (t_i·q - cost(0..i-1)·p) - burst·p.
     first: _Call | None = None
     strictest = before_first = total = 0
@@ -112,8 +112,8 @@ def check_window(
 ) -> None:
     """Raise PaceError if more than `limit` units have left in any half-open window, wherever it begins.
 
-    This is what `SlidingWindowLog(limit, window)` promises, and every conservative SlidingWindow.
-    Two calls exactly one window apart are not in one window.
+    This is the promise of `SlidingWindowLog(limit, window)` and of every conservative SlidingWindow. Two
+    calls exactly one window apart are not in one window.
 
         >>> check_window([0, 0.9, 1.0, 1.9], "2/s")
         >>> check_window([0, 0.9, (1.0, 2)], 2, "1s")
@@ -173,7 +173,7 @@ def _paced(rate: RateLike, burst: int | None) -> tuple[Rate, int]:
 
 
 def _text(span_us: Fraction) -> str:
-    """Exact where that is whole microseconds, else with the fraction shown."""
+    """A span as text: exact for whole microseconds, else rounded to nine digits."""
     if span_us.denominator == 1:
         return seconds_text(int(span_us))
     return f"{float(span_us / SECOND_US):.9g} s"

@@ -1,9 +1,9 @@
-"""Identity: a store answers generated timelines as the pure programs do, in every field.
+"""Identity: checks that a store answers generated timelines as the pure programs do, in every field.
 
-What a store has to answer is worked out with the pure programs and a dict: the truth. A store may drop a
-state once the highest time it has seen is a second past the state's life, and need not; so from then on the
-truth holds both: the state, and that there is none. Each answer tells which it was. Everything else has one
-answer.
+The expected answers are computed with the pure programs and a dict: the model. Once the highest time that a
+store has seen is a second past the end of a state's life, the store may drop the state, but need not. From
+then on, the model allows both, the state and a cold key, and each answer shows which it was. Everything else
+has exactly one answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOTHING = Held(None, 0, None)
 
 
 class AllowedStates:
-    """The states that a lawful store may hold, for the keys of one name."""
+    """The states that a correct store may hold, for the keys of one name."""
 
     def __init__(self, highest_us: int) -> None:
         self.highest_us = highest_us
@@ -55,7 +55,7 @@ class AllowedStates:
         at: tuple[int, int],
         answer: Any,
     ) -> tuple[Any, ...]:
-        """Take an answer, given at `(now, skew)`, for a fact; if it cannot be one, what could have been."""
+        """Narrow the states down by an answer at `(now, skew)`; returns the right answers if it is wrong."""
         self.highest_us = max(self.highest_us, at[0])
         records = records_of(program, key)
         lawful: list[Any] = []
@@ -86,7 +86,7 @@ class AllowedStates:
 
 
 def records_of(program: Any, key: Key) -> tuple[Record, ...]:
-    """Where the states of a key are: one place, or for a key in parts one for each."""
+    """The records with the states of a key: one, or one for each part."""
     return (key,) if isinstance(key, str) else part_keys(program, key)
 
 
@@ -119,14 +119,14 @@ def _played(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in every field, whole numbers as whole numbers; a list passes for a tuple."""
+    """Whether two answers are equal in every field and its type, except that a list equals a tuple."""
     if isinstance(one, (tuple, list)):
         return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(same, one, other))
     return one.__class__ is other.__class__ and bool(one == other)
 
 
 class Asked(NamedTuple):
-    """A question to the store: which of the programs asks, and what."""
+    """A question to the store: the program that asks, and the operation."""
 
     program: int
     operation: Operation | None
@@ -135,7 +135,7 @@ class Asked(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A question, when it was asked, and what came back."""
+    """A question, when it was asked, and the answer."""
 
     number: int
     now_us: int
@@ -144,8 +144,8 @@ class Event(NamedTuple):
     answer: Any
 
 
-class Disagreement(Exception):  # noqa: N818 - it is caught and told as an AssertionError
-    """The events up to the one whose answer cannot be, and what it could have been."""
+class Disagreement(Exception):  # noqa: N818 - it is caught and raised as an AssertionError
+    """The events up to the first wrong answer, and the answers that would have been right."""
 
     def __init__(self, events: list[Event], lawful: tuple[Any, ...]) -> None:
         super().__init__(events, lawful)
@@ -157,7 +157,7 @@ Play: TypeAlias = Generator[Asked, Any, None]
 
 
 def play(timeline: Timeline, clock: ManualClock) -> Play:
-    """Yields each question, is sent the answer (or the error); Disagreement if the truth has another."""
+    """A generator that yields each question and is sent its answer or error; raises Disagreement if wrong."""
     truth = AllowedStates(clock.now_us())
     events: list[Event] = []
     receipts: dict[int, Any] = {}
@@ -166,7 +166,7 @@ def play(timeline: Timeline, clock: ManualClock) -> Play:
     granted_by: dict[int, int] = {}
     wait_us = 0
     for step in timeline.steps:
-        # Whoever reserved gives back and settles: grants are in the numbers of their queue.
+        # A grant is given back and settled by the queue that granted it, in whose units it is.
         index = granted_by.get(step.of, step.program)
         program = timeline.trials[index].program
         args = _resolved(step, receipts, grants, batches)
@@ -205,7 +205,7 @@ def play(timeline: Timeline, clock: ManualClock) -> Play:
 def _resolved(
     step: Step, receipts: dict[int, Any], grants: dict[int, Grant], batches: dict[int, tuple[Grant, ...]]
 ) -> tuple[Any, ...] | None:
-    """The arguments, or None if the step speaks of something that there is not."""
+    """The arguments, or None if the step refers to a grant or receipt that does not exist."""
     if step.operation is CANCEL_MANY:
         taken = batches.get(step.of)
         return None if taken is None else (taken,)
@@ -237,13 +237,13 @@ def _move(clock: ManualClock, step: Step, wait_us: int, highest_us: int) -> None
 
 
 def move_to(clock: ManualClock, target_us: int) -> None:
-    """Set the clock to an instant, if it is not there."""
+    """Set the clock to an instant, unless it shows it already."""
     if target_us != clock.now_us():
         clock.set(target_us / SECOND_US)
 
 
 _TOGETHER = 50
-"""Timelines that one after another happen on one store."""
+"""How many timelines are run one after another on one store."""
 _YEAR_US = 366 * 86_400 * SECOND_US
 
 NewStore = Callable[[ManualClock], Store]
@@ -268,7 +268,7 @@ class Bench:
         return await driver.ask(self._bound(program, asked.operation), asked.key, *asked.args)
 
     async def replay(self, driver: Driver, timeline: Timeline) -> None:
-        """Disagreement if the store answers a question otherwise than the truth."""
+        """Run a timeline; raises Disagreement if the store answers a question wrongly."""
         told, answer = play(timeline, self.clock), None
         while True:
             try:
@@ -287,7 +287,7 @@ class Bench:
 
 
 def step_on(bench: Bench, timeline: Timeline) -> None:
-    """Move to where a timeline starts: later than anything before it, now and then where clocks change."""
+    """Move to the start of a timeline: later than all before it, sometimes at a daylight saving change."""
     rng = random.Random(f"start of {timeline.seed}")  # noqa: S311 - to be repeated
     start_us = bench.highest_us + rng.randint(0, 3 * timeline.trials[0].scale_us)
     if timeline.trials[0].program.civil and rng.random() < 0.3:
@@ -299,7 +299,7 @@ def step_on(bench: Bench, timeline: Timeline) -> None:
 async def check_identity(
     driver: Driver, make_store: NewStore, name: str, trials: tuple[Trial, ...], timelines: int, steps: int
 ) -> None:
-    """AssertionError with a minimal timeline if the store answers one otherwise than the truth."""
+    """Raise AssertionError with a minimal timeline if the store answers one wrongly."""
     for first in range(0, timelines, _TOGETHER):
         rng = random.Random(f"{name}-{first}")  # noqa: S311 - to be repeated
         bench = Bench(make_store, rng.randint(_YEAR_US // 8, 60 * _YEAR_US))

@@ -1,12 +1,12 @@
 """Timelines: generated histories of operations on a few keys, as plain values.
 
-A timeline is a trial and steps. A step names earlier steps by their number, so steps can be left out
-of a failing timeline until nothing more can be: what is left shows the fault.
+A timeline is a trial and steps. A step refers to earlier steps by their number, so that a failing timeline
+can be reduced step by step until only those that show the fault are left.
 
-Histories are lawful: the clock goes back by at most a second below the highest time seen, because
-beyond that a store may have dropped what it then would need.
+Histories are realistic: the clock goes back to at most a second below the highest time seen, because beyond
+that a store may have dropped states that it then would need.
 
-Trials: the programs that a store is tried with, small enough that a few calls exhaust each.
+Trials: the programs that a store is tested with, small enough that a few calls exhaust each.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from shapekit.stores.base import Key, Operation
 
 _DAY_US = 86_400 * SECOND_US
 LINGER_US = SECOND_US
-"""How far the clock may go back without anything being lost."""
+"""How far the clock may go back without a state being lost."""
 
 
 class Trial(NamedTuple):
-    """A program, and the span of time on which it changes: what its timelines move in."""
+    """A program, and the span of time in which it changes, which is the scale of its timelines."""
 
     program: Any
     scale_us: int
@@ -61,17 +61,17 @@ class Trial(NamedTuple):
 
     @property
     def is_queue(self) -> bool:
-        """Whether it delays."""
+        """Whether the program is a queue, which delays calls."""
         return isinstance(self.program, LeakyQueue)
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether its rate is found."""
+        """Whether the program has an adaptive rate."""
         return isinstance(self.program, AdaptiveQueue)
 
     @property
     def is_room(self) -> bool:
-        """Whether it counts calls in flight."""
+        """Whether the program counts calls in flight."""
         return isinstance(self.program, Concurrency)
 
 
@@ -85,7 +85,7 @@ ODD_RATES = (
     (Rate.of(1_000_000_007, 86_399_999_983), 1_000_000_007),
     (Rate.of(1_000_003, 3_600_000_001), 5),
 )
-"""With the burst that a meter of this rate gets."""
+"""Rates, each with the burst of a meter at this rate."""
 
 
 def meters(kind: Callable[[RateLike, int], Meter]) -> list[Trial]:
@@ -94,13 +94,13 @@ def meters(kind: Callable[[RateLike, int], Meter]) -> list[Trial]:
 
 
 def windows(kind: Callable[[int, timedelta], Any]) -> list[Trial]:
-    """A window of each kind of length, whole and odd."""
+    """Windows of several lengths, round and odd."""
     sizes = ((5, SECOND_US), (3, 10 * SECOND_US), (7, 999_983), (2, 60 * SECOND_US), (9, 13))
     return [_measured(kind(limit, timedelta(microseconds=span))) for limit, span in sizes]
 
 
 def sliding_windows() -> list[Trial]:
-    """Rings of several sizes, with the oldest weighed and whole."""
+    """Sliding windows of several sizes, with the oldest tick weighted or whole."""
     return [
         *windows(SlidingWindow),
         _measured(SlidingWindow("6/s", buckets=1)),
@@ -155,7 +155,7 @@ def composites(combine: Callable[..., Composite]) -> list[Trial]:
 
 
 def ledgers() -> list[Trial]:
-    """Limits as a gate keeps them, each of whose charges has a name; flat and with keys for their parts."""
+    """Limits in a ledger, as a gate keeps them; single and with keys for their parts."""
     alone: tuple[Algorithm[Any], ...] = (
         GCRA("7/s", 3),
         GCRA(Rate.of(5, 3), 4),
@@ -176,7 +176,7 @@ def ledgers() -> list[Trial]:
 
 
 def queues() -> list[Trial]:
-    """Queues: plain, with a burst, of several rates, as fast as the windows allow, under gates."""
+    """Queues: plain, with a burst, with several rates, with pace="burst", with gates."""
     return [
         _queue("10/s"),
         _queue("7/s"),
@@ -200,13 +200,13 @@ def queues() -> list[Trial]:
 
 
 def rooms() -> list[Trial]:
-    """Rooms with a permit, with some, and with more than ever are asked for; short leases and long ones."""
+    """Concurrency with one permit, with a few, and with more than are asked for; short and long leases."""
     leases = ((1, "1s"), (2, "10s"), (3, "1m"), (50, "1h"))
     return [_measured(Concurrency(limit, lease)) for limit, lease in leases]
 
 
 def adaptive_queues() -> list[Trial]:
-    """Queues whose rate is found: between close bounds and far ones, with odd numbers, with a burst."""
+    """Queues with an adaptive rate: with bounds far apart and close, with odd numbers, with a burst."""
     return [
         _adaptive("1/s", "50/s"),
         _adaptive("2/s", "3/s", 4),
@@ -235,7 +235,7 @@ GROUPS: dict[str, Callable[[], list[Trial]]] = {
 
 
 def changes() -> list[tuple[Trial, Trial]]:
-    """Pairs of one kind with other numbers: the second finds what the first has left."""
+    """Pairs of trials of one kind with different numbers: the second continues the state of the first."""
     before_and_after: list[tuple[Algorithm[Any], Algorithm[Any]]] = [
         (GCRA("7/s", 3), GCRA("3 per 10 s", 5)),
         (GCRA("10/s", 6), GCRA("10/s", 2)),
@@ -285,7 +285,7 @@ def changes() -> list[tuple[Trial, Trial]]:
 
 
 def limited(units: int) -> dict[str, Any]:
-    """A strategy of each kind of which a cold key admits exactly `units` at one instant."""
+    """A strategy of each kind that admits exactly `units` on a cold key at one instant."""
     return {
         "gcra": GCRA("7/s", units),
         "token_bucket": TokenBucket("7/s", units),
@@ -308,7 +308,7 @@ def queue(
     gates: tuple[Algorithm[Any], ...] = (),
     headroom: float = 0.0,
 ) -> LeakyQueue:
-    """The queue that a shaper with these arguments has."""
+    """The queue of a shaper with these arguments."""
     return LeakyQueue(() if rate is None else parse_rates(rate), burst, pace, gates, headroom)
 
 
@@ -380,18 +380,18 @@ class Step(NamedTuple):
     ahead_us: int = 0
     """How far civil time is ahead."""
     program: int = 0
-    """Which of the programs asks, where the numbers change."""
+    """Which of the trials' programs asks, if there are several."""
 
 
 class Timeline(NamedTuple):
-    """What happens to a few keys of one name."""
+    """A generated history of operations on a few keys of one name."""
 
     seed: str
     trials: tuple[Trial, ...]
     steps: tuple[Step, ...]
 
     def key(self, index: int) -> Key:
-        """The key of a step; where parts have keys of their own, some of which others have too."""
+        """The key of a step; if parts have their own keys, keys share some of these."""
         if not self.trials[0].apart:
             return f"{self.seed}/{index}"
         return tuple(
@@ -400,7 +400,7 @@ class Timeline(NamedTuple):
 
 
 def generated(seed: str, trials: tuple[Trial, ...], length: int) -> Timeline:
-    """The timeline of a seed: the same seed gives the same one, always."""
+    """The timeline of a seed, which is always the same for the same seed."""
     rng = random.Random(seed)  # noqa: S311 - to be repeated, not to be kept secret
     return Timeline(seed, trials, tuple(_step(rng, trials, number) for number in range(length)))
 
@@ -436,7 +436,7 @@ def _operations(trial: Trial) -> tuple[Operation, ...]:
 
 
 def _of_room(rng: random.Random, trial: Trial, operation: Operation | None) -> tuple[Any, ...]:
-    """Few owners with few numbers, so that they meet; now and then the largest there can be."""
+    """Few owners with few numbers, so that they repeat; sometimes the largest possible ones."""
     owner = rng.choice((1, 2, 3, 2**53 - 1))
     number = rng.choice((*range(1, 7), 2**53 - 1))
     if operation is ENTER:
@@ -452,7 +452,7 @@ def _of_room(rng: random.Random, trial: Trial, operation: Operation | None) -> t
 
 
 def _move_us(rng: random.Random, scale_us: int) -> int:
-    """Bunched, sparse, around the edges of the limit, back, and past the life of a state."""
+    """A step of time: tiny, large, to an edge of the limit, back, or past the life of a state."""
     how = rng.random()
     if how < 0.35:
         return 0
@@ -491,7 +491,7 @@ def _arguments(rng: random.Random, trial: Trial, operation: Operation | None) ->
 
 
 def _of_adaptive(rng: random.Random, trial: Trial, operation: Operation | None) -> tuple[Any, ...]:
-    """What became of calls: most of them left lately, some long ago."""
+    """Outcomes of calls, most of which left lately, some long ago."""
     age = rng.choice((0, rng.randint(0, SECOND_US), rng.randint(0, 3 * trial.scale_us)))
     if operation is THROTTLED:
         return (age, rng.choice((0, rng.randint(1, trial.scale_us))), rng.getrandbits(51))
