@@ -645,7 +645,7 @@ def _tell_queues(consumer: Any) -> None:
     def reading(raw: Any) -> Any:
         message = read(raw)
         tag = message.delivery_info.get("consumer_tag")
-        for queue, known in consumer._active_tags.items():  # noqa: SLF001 - AMQP tells no more than this
+        for queue, known in consumer._active_tags.items():  # noqa: SLF001 - AMQP gives only the tag
             if known == tag:
                 message.delivery_info["queue"] = queue
         return message
@@ -667,7 +667,7 @@ def _outlive_loss(channel: Any) -> None:
             except AttributeError:
                 if channel.connection is not None and channel.connection.client is not None:
                     raise
-                log.warning("what was not acknowledged comes again when the visibility timeout is over")
+                log.warning("unacknowledged messages are delivered again after the visibility timeout")
 
         return said
 
@@ -790,4 +790,4 @@ class _Confirmed:
         self._tags.update(range(1, tag + 1) if multiple else (tag,))
 
     def _refused(self, *_: object) -> None:
-        raise OperationalError("the broker refuses a message that was parked")
+        raise OperationalError("the broker refuses a parked message")

@@ -920,7 +920,7 @@ def _give_back(batches: Sequence[Batches], *, idle_only: bool = False) -> bool:
         for each in batches:
             is_left |= each.give_back(idle_only=idle_only)
     except StoreUnavailableError as error:
-        log.info("slots that no task has got could not be given back: %s", error)
+        log.info("unused slots could not be given back: %s", error)
     return is_left
 
 

@@ -185,7 +185,7 @@ class FixedWindow(Window[Counts]):
     def inspect(self, state: Any) -> None:
         starts = state[::2]
         if len(state) % 2 or len(starts) > _MAX_WINDOWS or list(starts) != sorted(set(starts)):
-            raise ValueError("these are no windows")
+            raise ValueError("malformed windows")
         sum(state)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:

@@ -41,7 +41,7 @@ Runs: TypeAlias = tuple[Run, ...]
 def inspect(runs: Any, most: int) -> None:
     """Refuse runs that were read and are empty or too many: some operations visit every number."""
     if len(runs) > most or not all(first <= last for _, first, last in runs) or count(runs) > most:
-        raise ValueError("these are no calls in a row")
+        raise ValueError("malformed calls, or too many")
 
 
 def joined(runs: Runs, owner: int, first: int, last: int | None = None) -> Runs:
@@ -246,7 +246,7 @@ class Concurrency(Value):
         newest, owners, permits, line = state
         sum((newest, *(sum(one) for one in owners)))
         if not all(came_with > 0 for _, _, came_with in owners):
-            raise ValueError("these are no owners")
+            raise ValueError("malformed owners")
         inspect(permits, MOST_PERMITS)
         inspect(line, MOST_WAITING)
 

@@ -176,16 +176,16 @@ class Ledger(Algorithm[Book]):
     def inspect(self, state: Any) -> None:
         before, born, charged, settled = state
         if not (0 <= born <= MOST_UNITS and 0 <= charged <= MOST_UNITS):
-            raise ValueError("these are no charges")
+            raise ValueError("malformed charges")
         if settled:
             until, mark, runs, debits = settled
             sum((until, *debits))
             if not 0 < mark <= MOST_UNITS:
-                raise ValueError("this is no mark")
+                raise ValueError("malformed mark")
             if len(runs) > 2 * MOST_RUNS or len(debits) > 2 * MOST_DEBITS or len(runs) % 2 or len(debits) % 2:
-                raise ValueError("these are no settlements")
+                raise ValueError("malformed settlements")
             if not all(first < last for first, last in pairwise(runs)):
-                raise ValueError("these are no runs")
+                raise ValueError("malformed runs")
         self.limit.inspect(before)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:

@@ -231,7 +231,7 @@ class PeriodCounter(Counting[Used]):
         # With an arbitrary number of periods, the search for a free one might never end.
         starts = [*state[::3]]
         if len(starts) > _MAX_PERIODS or len(state) % 3 or starts != sorted(set(starts)):
-            raise ValueError("these are no periods")
+            raise ValueError("malformed periods")
         sum(state)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
@@ -474,7 +474,7 @@ class SpreadCounter(Counting[Spread]):
         self.counter.inspect(book)
         self.counter.inspect(paces)
         if not all(0 < cost <= MAX_COUNT for cost in paces[2::3]):
-            raise ValueError("these are no costs")
+            raise ValueError("malformed costs")
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["spread_counter", *self.counter.twin(instants)[1:]]

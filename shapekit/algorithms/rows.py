@@ -92,11 +92,11 @@ def mapped(pages: Pages, change: Callable[[Any], Any]) -> Pages:
 def inspect(pages: Any, width: int, most: int) -> None:
     """Raise if rows from a store are malformed or too many."""
     if count(pages) > most or not all(pages):
-        raise ValueError("these are too many rows, or none")
+        raise ValueError("too many rows, or an empty page")
     for row in flat(pages):
         sum(row)
         if len(row) != width:
-            raise ValueError("this is no row")
+            raise ValueError("malformed row")
 
 
 def text(rows: Iterable[Iterable[int]]) -> str:

@@ -119,7 +119,7 @@ class SlidingWindowLog(Window[Log]):
     ) -> Log | None:
         if state is None or not charges:
             return state
-        back = {at: units for at, units in charges}  # noqa: C416 - a type checker knows no pairs
+        back = {at: units for at, units in charges}  # noqa: C416 - type checkers refuse `dict(charges)`
         times, totals = state[0] + state[2], state[1] + state[3]
         first = bisect_left(times, charges[0][0])
         kept_times, kept_totals = [*times[:first]], [*totals[:first]]

@@ -248,7 +248,7 @@ class SlidingWindow(Window[Ring]):
             or older != sorted(set(older), reverse=True)
             or older[0] > state[0] - first + 1
         ):
-            raise ValueError("these are no ticks")
+            raise ValueError("malformed ticks")
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["sliding_window", self.limit, self._width, self.buckets, self.conservative]

@@ -224,7 +224,7 @@ def _loaded(path: object) -> Mapping[str, Any]:
         if name.endswith(".json"):
             table = json.loads(text, parse_float=Decimal)
         else:
-            import tomllib  # noqa: PLC0415 - only who reads a file loads it
+            import tomllib  # noqa: PLC0415 - only for a file
 
             table = tomllib.loads(text, parse_float=Decimal)
     except OSError as error:

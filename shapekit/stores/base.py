@@ -201,7 +201,7 @@ def warn(words: str, *args: object) -> None:
 
 
 def _warned(words: str, args: tuple[object, ...]) -> None:
-    import logging  # noqa: PLC0415 - only who has something to say loads it
+    import logging  # noqa: PLC0415 - loaded only to log
 
     logging.getLogger("shapekit.store").warning(words, *args)
 
@@ -444,7 +444,7 @@ async def changed(
     driver: Driver, store: Store, name: str, change: Callable[[Overrides], Overrides]
 ) -> tuple[Overrides, Overrides]:
     """Change the overrides of a name in one step; returns the overrides before and after."""
-    from shapekit.algorithms.overrides import written  # noqa: PLC0415 - only who sets something asks
+    from shapekit.algorithms.overrides import written  # noqa: PLC0415 - only for changes
 
     look = Twin(store.read_overrides, store.aread_overrides)
     write = Twin(store.write_overrides, store.awrite_overrides)
@@ -469,7 +469,7 @@ def legible(stored: Stored, wall_us: int) -> Overrides:
 
 def set_by() -> str:
     """The user and the host of this process."""
-    import getpass  # noqa: PLC0415 - only who sets something asks
+    import getpass  # noqa: PLC0415 - only for changes
     import socket  # noqa: PLC0415 - likewise
 
     try:

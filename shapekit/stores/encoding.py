@@ -66,7 +66,7 @@ def unpacked(text: str) -> Any:
     """The state in a packed text; ValueError if there is none."""
     plain, end = _decoded(text)
     if end != len(text):
-        raise ValueError("more than a state")
+        raise ValueError("text after the state")
     return _frozen(plain)
 
 
@@ -233,12 +233,12 @@ def _program(plain: Sequence[Any]) -> Described:
     if kind == _LEDGER:
         (limit,) = map(_program, fields)
         if not isinstance(limit, Algorithm) or isinstance(limit, (Ledger, AllOf, AnyOf, FirstOf)):
-            raise ValueError("a ledger is of one limit")
+            raise ValueError("a ledger has a single limit")
         return Ledger(limit)
     if kind in (_SET, _HELD):
         (queue,) = map(_program, fields)
         if not isinstance(queue, LeakyQueue) or queue.is_set:
-            raise ValueError("only a queue of code can be set")
+            raise ValueError("only a queue from the code can have overrides")
         return overridden(queue, is_held=kind == _HELD)
     make = _KINDS[kind]
     if make is LeakyQueue:

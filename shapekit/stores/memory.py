@@ -49,7 +49,7 @@ _PAGE = 64
 """How many keys a page of the sweeping line holds."""
 
 
-class _Overtaken(Exception):  # noqa: N818 - no error: the step is taken again
+class _Overtaken(Exception):  # noqa: N818 - no error: the step is run again
     """Another call of the same thread came in between and changed the state that this one had read."""
 
 

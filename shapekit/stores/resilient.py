@@ -656,7 +656,7 @@ class Attempt:
 
 
 def _say(message: str, *args: object) -> None:
-    import logging  # noqa: PLC0415 - only who loses a store says something
+    import logging  # noqa: PLC0415 - only a lost store logs
 
     logging.getLogger("shapekit.store").warning(message, *args)
 
@@ -690,7 +690,7 @@ class Deadline:
     def call(self, call: Callable[..., Any], *args: Any) -> Any:
         """The answer of `call`, or StoreUnavailableError if it takes too long."""
         if len(self._overdue) >= _MOST_OVERDUE:
-            raise StoreUnavailableError(f"{len(self._overdue)} calls to it hang")
+            raise StoreUnavailableError(f"{len(self._overdue)} calls to the store still hang")
         told: _Told = SimpleQueue()
         try:
             inbox = self._idle.pop()

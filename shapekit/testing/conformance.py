@@ -542,7 +542,7 @@ def _is_errand_under_way() -> bool:
     if any(thread.name == GIVING_BACK for thread in threading.enumerate()):
         return True
     work = ThreadCall.work.__code__
-    frames = sys._current_frames()  # noqa: SLF001 - documented, whatever its name
+    frames = sys._current_frames()  # noqa: SLF001 - documented, despite its name
     return any(frame.f_code is work for top in frames.values() for frame, _ in walk_stack(top))
 
 

@@ -114,7 +114,7 @@ def test_only_so_many_calls_may_hang(monkeypatch, hanging):
     for _ in range(2):
         with pytest.raises(StoreUnavailableError, match="no answer"):
             deadline.call(hanging)
-    with pytest.raises(StoreUnavailableError, match="2 calls to it hang"):
+    with pytest.raises(StoreUnavailableError, match="2 calls to the store still hang"):
         deadline.call(hanging)
     deadline.close()
 

@@ -131,7 +131,7 @@ def inspect_law(law: Any) -> None:
         and streak <= IN_A_ROW
     )
     if not is_sound:
-        raise ValueError("this is no law")
+        raise ValueError("malformed law")
 
 
 def present(law: Law) -> int:

@@ -259,11 +259,11 @@ class Places(Value):
         too_short = any(row[1] < 1 for row in pages.flat(rows))
         # The places that have passed leave one more.
         if too_short or _slots(rows) > 4 * MOST or pages.count(singles) > MOST + 1:
-            raise ValueError("these are no places, or too many")
+            raise ValueError("malformed places, or too many")
         for *numbers, undo, receipts in pages.flat(singles):
             sum((*numbers, *undo, len(receipts)))
             if len(numbers) != _SINGLE - 2 or len(undo) != _UNDO:
-                raise ValueError("this is no place")
+                raise ValueError("malformed place")
 
     # inside
 
@@ -455,7 +455,7 @@ def inspect_gone(gone: Any) -> None:
     rows, floor, words = gone
     pages.inspect(rows, _GONE, MOST_ROWS)
     if len(words) > MOST_SAID or any(len(word) != _WORD for word in words):
-        raise ValueError("these are no words")
+        raise ValueError("malformed settlements")
     sum((floor, *(number for word in words for number in word)))
 
 
@@ -598,6 +598,6 @@ def inspect_moves(moves: Sequence[Sequence[int]]) -> None:
     for move in moves:
         sum(move)
         if len(move) != _MOVE or min(move[2:-1]) < 1:
-            raise ValueError("this is no move")
+            raise ValueError("malformed move")
     if len(moves) > MOST_MOVES:
-        raise ValueError("these are too many moves")
+        raise ValueError("too many moves")

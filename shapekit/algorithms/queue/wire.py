@@ -77,7 +77,7 @@ class WiredQueue(Value):
         """Check a line that was read; raise if no queue can have written it."""
         *numbers, book, parts = line
         if len(numbers) != _NUMBERS:
-            raise ValueError("this is no line")
+            raise ValueError("malformed line")
         sum(numbers)
         if book:
             free, left, mark, changes, stands, (base, pauses) = book
@@ -85,7 +85,7 @@ class WiredQueue(Value):
             slots.inspect_gone(left)
             sum((mark, stands, base, *(left_at + following for left_at, following in pauses)))
             if len(pauses) > slots.MOST_PAUSES:
-                raise ValueError("these are too many pauses")
+                raise ValueError("too many pauses")
             slots.inspect_moves(changes)
         self.constraints.inspect(parts)
 

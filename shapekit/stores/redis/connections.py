@@ -116,7 +116,7 @@ class Map:
             await self._is_read(driver)
             node = self._client.get_node(host=host, port=port)
         if node is None:
-            raise SlotNotCoveredError(f"the cluster does not say who {reply.host}:{reply.port} is")
+            raise SlotNotCoveredError(f"the cluster does not know {reply.host}:{reply.port}")
         return node
 
     async def _is_read(self, driver: Driver) -> bool:

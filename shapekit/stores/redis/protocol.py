@@ -372,7 +372,7 @@ class RedisProgram:
                 raise DamagedStateError(f"{whose(key, name)}: {error}") from error.__cause__
             raise
         if problem == b"beyond":
-            raise _damaged("it is about too many periods")
+            raise _damaged("it spans too many periods")
         bound = "is written to by programs of different numbers all the time"
         raise ConfigError("name", self.name, bound, "use two names")
 

@@ -570,7 +570,7 @@ class _Finishing(asyncio.Future[None]):
         self._work = hidden_task(loop, work)
         self._work.add_done_callback(lambda _: self.set_result(None))
         modules: Any = asyncio
-        modules._register_task(self)  # noqa: SLF001 - documented, on "Extending" asyncio
+        modules._register_task(self)  # noqa: SLF001 - documented in "Extending" of asyncio
 
     def cancel(self, msg: Any = None) -> bool:
         """Go on, but not for ever: a client may have no timeout."""

@@ -206,9 +206,9 @@ def test_as_many_periods_as_are_ever_kept_are_believed_and_one_more_is_not():
     days = range(_MAX_PERIODS + 1)
     book = tuple(number for day in days for number in (day * DAY_US, 1, day * DAY_US))
     counter.inspect(book[3:])
-    with pytest.raises(ValueError, match="no periods"):
+    with pytest.raises(ValueError, match="malformed periods"):
         counter.inspect(book)
-    with pytest.raises(ValueError, match="no periods"):
+    with pytest.raises(ValueError, match="malformed periods"):
         counter.inspect((*book[3:6], *book[:3]))
 
 

@@ -387,7 +387,7 @@ def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobod
         channel._pool = None
         message.ack()
     (said,) = [record.getMessage() for record in caplog.records if record.name == "shapekit.celery"]
-    assert "comes again" in said
+    assert "delivered again" in said
 
 
 def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_its_past(redis):
