@@ -322,7 +322,7 @@ KEPT = 0.9
 LOOKS = 4
 """How often a worker polls for due messages within that time, at most."""
 IDLE_S = 1.0
-"""How often a worker polls without expecting messages: those of workers that have died may be due."""
+"""How often a worker polls without expecting messages: other workers may have died or have no room."""
 LEAST_LOOK_S = 0.02
 SWEEP_S = 0.05
 """How often a worker gives back slots of batches that no task has come for."""

@@ -1,1 +1,1 @@
-"""The parts of a Shaper: waiters, what moves them, permits, scopes, prefetch, events."""
+"""The parts of a Shaper: waiting calls, moved slots, permits, scopes, prefetch, events."""

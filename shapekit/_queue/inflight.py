@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 LOOK_US = 30_000
 """The shortest interval at which a process checks a shared store, for all its calls that wait at a key."""
 SEEN_PART, SEEN_US = 8, 250_000
-"""Soon after a change, the interval is this part of the time since then, up to this length."""
+"""Soon after a change, the interval is the time since then divided by the first, up to the second."""
 LATER_PART, LATER_US = 64, 1_000_000
 """The same for later."""
 JITTER = 8

@@ -36,7 +36,7 @@ QUICK_US = SECOND_US // 4
 SLOW_US = SECOND_US
 """The shortest interval once nothing has changed for two seconds."""
 PART = 20
-"""A later poll comes after this part of the wait that is left."""
+"""If that is longer, the interval is the wait that is left divided by this."""
 LONGEST_US = 60 * SECOND_US
 """The longest interval, so that a hold of a day can be ended within a minute or two."""
 JITTER = 4

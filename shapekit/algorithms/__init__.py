@@ -1,1 +1,1 @@
-"""The algorithms: pure functions of state and time, one noun per file. No I/O, no clock, no asyncio."""
+"""Algorithms: limits as pure functions of state and time. No I/O, no clock, no asyncio."""

@@ -495,8 +495,8 @@ class ResilientStore(Store):
         return guard
 
     def _forgive_the_replaced(self) -> None:
-        """Close the breaker of a lost shard whose keys another one has: it is asked no more, so no probe
-        would.
+        """Close the breaker of a lost shard whose keys another one has: it is not asked any more, so no probe
+        would close it.
         """
         for shard, guard in list(self._guards.items()):
             if guard.breaker.is_open and guard.asked_last is not None:

@@ -318,7 +318,8 @@ class SharedFile:
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
     def _make_private(self) -> None:
-        """Make the file if there is none: SQLite would let all users read it. Its companions get its mode.
+        """Make the file if there is none: SQLite would make one that all users can read. SQLite gives the
+        companions the same mode.
 
         An existing file is never opened here: closing it would end SQLite's own locks on it. If there is
         none, a log beside it is left from a removed file; processes that have that open will notice as well.

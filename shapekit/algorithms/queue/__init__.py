@@ -1,1 +1,1 @@
-"""The leaky bucket as a queue: its slots, its constraints, its wire form, and one whose rate is learned."""
+"""The leaky bucket as a queue: slots, constraints and wire form, and a queue with an adaptive rate."""

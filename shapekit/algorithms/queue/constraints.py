@@ -20,8 +20,8 @@ from shapekit.rate import SECOND_US, Rate, Value, exactly, whole
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
 Ahead: TypeAlias = tuple[int, int, int]
-"""Three instants and distances: how far real time is ahead of the queue's time (in a hold, at its end); how
-far civil time is ahead of real time; and real time now, which may be far before the end of a hold.
+"""How far real time is ahead of the queue's time (in a hold, at its end); how far civil time is ahead of real
+time; and real time now, which may be far before the end of a hold.
 """
 
 Call: TypeAlias = Literal["waits", "left", "changed"]

@@ -543,7 +543,7 @@ class RedisProgram:
         yield from _said(("DEL", *self.keys_of(key)))
 
     def _introduce(self, asked: int = 0) -> Conversation:
-        """Write the descriptions, for programs with other numbers and `shapekit top`; read that of a tag."""
+        """Write the descriptions, for other programs and `shapekit top`; read the one with tag `asked`."""
         command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, asked, *self._introduction)
         text = yield from _said(command)
         self._introduced_at = time.monotonic()
