@@ -113,7 +113,7 @@ class Incidents:
 
 _SUCCESS_BELOW = 400
 ACCOUNT = "the account"
-"""The scope of the incidents of an exhausted account. A server's own has no blanks."""
+"""The scope of the incidents of an exhausted account. No scope of a server has a blank."""
 FIRST_PROBE_S = 60.0
 LONGEST_PROBE_S = 3_600.0
 """How long an exhausted account is held before a call may try again: at first, and at most."""
@@ -137,19 +137,18 @@ class Feedback:
        hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
        OpenAI's `insufficient_quota`. A 402 alone says it only in the dialects "openai" and "anthropic": other
        servers answer with it when one payment fails.
-    5. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
-       A 429 that shapekit made itself (`on_reject="respond"`) is no answer of the server, and says nothing.
+    5. Nothing else holds. A 503 or 529 that does not say how long is a failure of the server, which a lower
+       rate would not prevent. A 429 made by shapekit itself (`on_reject="respond"`) is ignored.
 
     Explicit values are obeyed whenever they arrive; the time a request was sent matters only for answers
-    without one. When a hold is placed the longer of two wins, so a late answer never shortens one.
+    without one. Of two holds the longer one wins, so a late answer never shortens a hold.
 
     - `dialect`: "auto" detects it from the fields of each answer; a name from DIALECTS reads only that one; a
       callable is a parser of your own, from an Answer (with all its fields) to a ServerHint or None.
     - `max_hold`: the longest hold, except for an exhausted account.
 
     It does no I/O and has no clock; it keeps the incidents of at most 1,024 keys and scopes. It can be shared
-    by threads and copied to processes. Policies that are given the same one use a copy each, so that the
-    incidents of one are not those of another.
+    by threads and copied to processes. Each policy uses its own copy, so policies do not share incidents.
     """
 
     def __init__(self, dialect: str | Parser = "auto", *, max_hold: Duration = "15m") -> None:
@@ -266,7 +265,7 @@ class Feedback:
             self._sells_models
             and answer.status == PAYMENT_REQUIRED
             and answer.retry_s is None
-            # A body of JSON says it itself, once it is read.
+            # A JSON body says so itself, once it is read.
             and answer.error is None
             and "json" not in answer.fields.get("content-type", "").lower()
             and answer.fields.keys().isdisjoint(CHALLENGES)
@@ -307,14 +306,14 @@ def _told(answer: Answer, hint: ServerHint) -> float:
     said = [hint.hold_s]
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
         said.append(answer.retry_s or 0.0)
-    # A dialect that asks for a hold, however short, has looked at the reset.
+    # A dialect that asks for a hold, however short, has already taken the reset into account.
     is_spent = hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None)
     if is_spent and not hint.hold_s > 0.0:
         said.append(hint.reset_s or 0.0)
     return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
 
 
-# Refusals of ours, which a wrapper may return in the place of an answer.
+# Refusals by shapekit, which a wrapper may return in place of the server's answer.
 
 _OWN_FIELDS = wanted(())
 
@@ -335,7 +334,7 @@ class OwnRefusal(NamedTuple):
 
 def own_refusal(status: int, headers: Headers) -> OwnRefusal | None:
     """The refusal that a 429 of shapekit stands for; None if the answer is the server's."""
-    # The time matters only for dates, and ours says seconds.
+    # The time matters only for dates, and shapekit's 429 states seconds.
     return _refusal(heard(status, picked(headers, _OWN_FIELDS), 0.0)) if status == REFUSED else None
 
 
@@ -344,14 +343,14 @@ def _refusal(answer: Answer) -> OwnRefusal | None:
     return OwnRefusal(code, answer.retry_s or 0.0) if code is not None and answer.status == REFUSED else None
 
 
-# Exhausted accounts: both refusals may be a 429. But a limit passes by itself; an account with nothing left
-# is refused until its owner pays, raises a limit, or a new month begins; only the body of the answer says so.
+# Exhausted accounts are often refused with a 429, as too many calls are. But an account with nothing left is
+# refused until its owner pays, raises a limit, or a new month begins; only the body of the answer says so.
 
 PAYMENT_REQUIRED = 402
 STATUSES = frozenset({400, PAYMENT_REQUIRED, 403, 429})
 """The statuses with which servers refuse an exhausted account."""
 MOST_BYTES = 16_384
-"""The longest body that is looked at."""
+"""The longest body that is parsed."""
 
 CODES = frozenset(
     {
@@ -367,7 +366,7 @@ CODES = frozenset(
         "billing_error",
     }
 )
-"""The `code` or `type` of an error that says so. No server uses them for a rate limit."""
+"""The `code` or `type` of errors of an exhausted account. No server uses them for a rate limit."""
 
 _CREDIT = "credit balance is too low"
 """Anthropic's message without credit, which often comes as a 400 of the type `invalid_request_error`."""
@@ -392,7 +391,7 @@ def error_of(status: int, body: object) -> Mapping[str, Any] | None:
             body = json.loads(body)
         except (ValueError, RecursionError):
             return None
-    # The SDK of OpenAI keeps the error alone.
+    # The SDK of OpenAI keeps only the error.
     error = body.get("error", body) if isinstance(body, Mapping) else None
     return error if isinstance(error, Mapping) else None
 

@@ -1,9 +1,9 @@
 """Dialects: small parsers for the headers in which servers state their limits, by name.
 
-An Answer holds what matters of a response, whatever client it came through; a ServerHint is what it says. A
-parser takes an Answer and returns a ServerHint, or None if the answer is not in its dialect. Feedback draws
-the conclusions; a parser sets `hold_s` only if its server means something other than the usual: retry when
-told, or at the reset once nothing remains.
+An Answer holds what matters of a response, from any client; a ServerHint is what it says about limits. A
+parser takes an Answer and returns a ServerHint, or None if the answer is not in its dialect. Feedback decides
+how long to hold; a parser sets `hold_s` only if its server differs from the usual, which is to wait as long
+as Retry-After says, or until the reset once nothing remains.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class ServerHint(NamedTuple):
     hold_s: float = 0.0
     """How long no call may leave; 0 for no hold."""
     remaining: int | None = None
-    """Units left; of several families or policies, for the one closest to its end."""
+    """Units left; of several families or policies, for the one closest to being used up."""
     limit: int | None = None
-    """The limit in all."""
+    """The limit itself: all units of its window."""
     window_s: float | None = None
     """The window of the limit, in seconds."""
     reset_s: float | None = None
@@ -61,7 +61,7 @@ or is so large that what was cut off does not matter.
 _MOST_LINES = 1_000
 _RETRY = ("retry-after", "retry-after-ms")
 OURS = "Shapekit-Refused"
-"""The header that tells a 429 of ours from one of the server: the `code` of the error."""
+"""The header that marks a 429 made by shapekit; its value is the `code` of the error."""
 
 
 class Answer(NamedTuple):
@@ -244,11 +244,11 @@ def retry_only(answer: Answer) -> ServerHint:
 def ietf(answer: Answer) -> ServerHint | None:
     """`RateLimit: "name";r=50;t=30` and `RateLimit-Policy: "name";q=100;w=60`, from draft 08 on.
 
-    Of several policies, the one that binds counts. Draft 07 has a form of its own; what the drafts before it
-    have is read by `generic`.
+    Of several policies, the one that binds counts. Draft 07 has another form; `generic` reads the fields of
+    earlier drafts.
     """
     policies = dict(_named(answer, "ratelimit-policy"))
-    states = _named(answer, "ratelimit")  # of one name there are several, if it has partitions
+    states = _named(answer, "ratelimit")  # a name with partitions occurs several times
     if not states and (hint := _of_draft_07(answer)):
         return hint
     if not states and generic(answer):

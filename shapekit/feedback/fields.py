@@ -190,7 +190,7 @@ _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
 _TIME = r"([0-9]{2}):([0-9]{2}):([0-9]{2})"
 _IMF_OR_850 = re.compile(
     r"[ \t]*[a-z]{3,9},[ ]([0-9]{2})([ -])([a-z]{3})\2([0-9]{4}|[0-9]{2})[ ]"
-    # Python's email.utils writes -0000 or +0000 unless it is told otherwise, and servers send that.
+    # Python's email.utils writes -0000 or +0000 by default, and servers send that.
     rf"{_TIME}[ ](?:GMT|UTC|[+-]0000)[ \t]*(?:,|\Z)",
     re.ASCII | re.IGNORECASE,
 )
@@ -265,7 +265,7 @@ def until(text: str | None, now: float) -> float | None:
 
 
 def _until_date(text: str | None, now: float) -> float | None:
-    """Seconds until a date in any form, negative if it has passed. (In Retry-After, Zoom has RFC 3339.)"""
+    """Seconds until a date in any form, negative if it has passed. (Zoom sends RFC 3339 in Retry-After.)"""
     instant = http_date(text, now)
     if instant is None:
         instant = rfc3339(text)
