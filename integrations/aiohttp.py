@@ -187,7 +187,7 @@ def _observe_body(response: ClientResponse, admission: Admission) -> None:
     attributes = vars(response)
 
     async def read() -> bytes:
-        # What leads from a response to itself is cut.
+        # Removed first, so that the response no longer refers to itself.
         attributes.pop("read", None)
         body = await response.read()
         await observe_body(TASKS, admission, ResponseView(response.status, response.raw_headers, body))

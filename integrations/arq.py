@@ -61,8 +61,8 @@ def shaped_job(
     - `grace`: how late a job may start and still use its slot; otherwise it takes another. The default is
       three quarters of a slot, but at least 10 ms and at most 5 s.
 
-    A function that is not itself the job waits where it is called: one that another job calls with its `ctx`,
-    or that a test calls with one that has no `job_id`. So put this decorator above all others.
+    If another job calls the function with its `ctx`, or a test with a `ctx` that has no `job_id`, the call
+    waits in place. Only the outermost function of a job is put back, so put this decorator above all others.
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -75,13 +75,13 @@ def shaped_job(
                 async with tasks.calls.admission(args, kwargs):
                     return await function(*args, **kwargs)
             if (early_s := ctx["score"] / 1000 - time.time()) > 0:
-                # arq also starts what another worker has deferred since this one read the queue.
+                # arq also starts a job that another worker has deferred since this one read the queue.
                 await ctx["redis"].set(*_tries_before(ctx))
                 raise Retry(early_s)
             try:
                 admitted = await tasks.admit(TASKS, await _take_slot_header(ctx), args, kwargs)
             except asyncio.CancelledError:
-                # The worker stops: another one will run the job, for which this was no try.
+                # The worker stops, and another one will run the job: this does not count as a try.
                 await ctx["redis"].set(*_tries_before(ctx))
                 raise
             if isinstance(admitted, PutBack):
@@ -96,14 +96,14 @@ def shaped_job(
 
 
 def _is_job() -> bool:
-    """Whether the coroutine that asks is the one that the worker has made a task of."""
+    """Whether the calling coroutine is the one that the worker runs as a task."""
     task: Any = asyncio.current_task()
     frame = getattr(task.get_coro(), "cr_frame", None)
     return frame is sys._getframe(1)  # noqa: SLF001 - documented
 
 
 async def _take_slot_header(ctx: Any) -> str | None:
-    """The slot that was noted for a job. It is there once: a job that runs again takes another."""
+    """Read and delete the stored slot of a job, so that a job that runs again takes another."""
     async with ctx["redis"].pipeline(transaction=True) as both:
         both.get(SLOT_HEADER + ctx["job_id"])
         both.delete(SLOT_HEADER + ctx["job_id"])
@@ -112,7 +112,7 @@ async def _take_slot_header(ctx: Any) -> str | None:
 
 
 async def _note(ctx: Any, later: PutBack) -> None:
-    """Note the slot of a job that comes back, and that this was no try."""
+    """Store the slot of a job that comes back, and do not count this as a try."""
     while True:
         try:
             async with ctx["redis"].pipeline(transaction=True) as both:
@@ -121,7 +121,7 @@ async def _note(ctx: Any, later: PutBack) -> None:
                 both.set(*_tries_before(ctx))
                 await both.execute()
         except Exception as error:
-            # arq would say that the job has failed.
+            # If this raised, arq would report the job as failed.
             log.warning("job %s cannot be put back yet: %s", ctx["job_id"], error)
             await asyncio.sleep(AGAIN_S)
         else:
@@ -129,5 +129,5 @@ async def _note(ctx: Any, later: PutBack) -> None:
 
 
 def _tries_before(ctx: Any) -> tuple[str, int, int]:
-    """The key of arq's count of tries, what it was before this one, and for how long it is kept."""
+    """The key of arq's count of tries, the count before this one, and how long it is kept."""
     return retry_key_prefix + ctx["job_id"], ctx["job_try"] - 1, KEPT_S

@@ -86,7 +86,7 @@ _FIELDS = ("service", "operation", "region")
 _DEFAULT_KEY = KeyTemplate("{region}:{service}.{operation}", _FIELDS)
 _PLACE = re.compile(r"([a-z0-9-]+)(?:\.([A-Za-z0-9]+))?")
 _ADMISSION = "shapekit"
-"""Where the context of a request, which botocore keeps over its attempts, holds that of the current one."""
+"""The key of the current attempt's admission in the request's context, which all attempts share."""
 _SHAPED: WeakSet[Any] = WeakSet()
 """The emitters of shaped clients and sessions."""
 _THROTTLED, _RETRY_AFTER_MS = 429, "x-amz-retry-after"
@@ -120,10 +120,10 @@ def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
     All clients of a session share its limit; so do clients that are given the same policy, and processes that
     share a store.
 
-    An error that AWS means as throttling (botocore knows the codes), a 429, and a 503 that says when to come
-    back hold the key for all, or lower an adaptive rate. An attempt that would wait too long raises an error
-    that is a BotoCoreError, and botocore does not retry it. With `concurrency`, an attempt is in flight until
-    its answer is there; the body of a streamed answer is read later, and not counted.
+    A throttling error of AWS (botocore knows the codes), a 429, and a 503 that says how long to wait hold the
+    key for all workers, or lower an adaptive rate. An attempt that would wait too long raises an error that
+    is a BotoCoreError, and botocore does not retry it. With `concurrency`, an attempt is in flight until its
+    answer has arrived; the body of a streamed answer is read later, and does not count.
 
     Set options of a call around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
     """
@@ -147,7 +147,7 @@ def _events(client: Any) -> Any:
         return client.meta.events
     if isinstance(client, Session):
         return client.get_component("event_emitter")
-    events = getattr(client, "events", None)  # a session of boto3, or made like one
+    events = getattr(client, "events", None)  # a session of boto3, or one like it
     if isinstance(events, BaseEventHooks):
         return events
     fix = 'pass boto3.client("sqs") or boto3.Session(); of a resource, its resource.meta.client'
@@ -163,17 +163,18 @@ def _shape_client(client: Any, request_shaper: RequestShaper) -> None:
         # aiobotocore awaits what its handlers return.
         return partial(flow, TASKS) if is_awaited else partial(run, flow)
 
-    # Of one event, botocore calls handlers for more of its name first, and signs in one for the service.
+    # botocore calls the handlers of an event from the most to the least specific name, and signs in one that
+    # is registered for the service.
     service = model.service_id.hyphenize()
     events.register_first(f"request-created.{service}", driven(attempts.wait))
     events.register_first(f"needs-retry.{service}", driven(attempts.hear))
-    # An attempt that is cancelled or interrupted, or that cannot be signed, has no event.
+    # botocore emits no event for an attempt that is cancelled or interrupted, or that cannot be signed.
     client._make_request = driven(attempts.make)  # noqa: SLF001 - botocore has no other way to know
     _SHAPED.add(events)
 
 
 def _client_classes(request_shaper: RequestShaper) -> Callable[..., None]:
-    """What makes the classes of a session's clients shape each that is made of them."""
+    """An event handler that makes a session's client classes shape each new client."""
 
     class Shaped:
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -199,7 +200,7 @@ class _Attempts:
         self._detector = ThrottlingErrorDetector(RetryEventAdapter())
 
     async def wait(self, driver: Driver, /, request: Any, operation_name: str, **_: Any) -> None:
-        """Before the attempt is signed."""
+        """Called before an attempt is signed: wait for its slot."""
         attempt = Attempt(self._service, operation_name, self._region, request)
         enter = Twin(self._request_shaper.enter, self._request_shaper.aenter)
         try:
@@ -212,7 +213,7 @@ class _Attempts:
     async def hear(
         self, driver: Driver, /, response: Any, request_dict: Any, caught_exception: Any, **retry: Any
     ) -> None:
-        """After the attempt; what is returned would be taken for the seconds until a retry."""
+        """Called after an attempt. Returns None: botocore would take a number for the time until a retry."""
         admission = request_dict["context"].pop(_ADMISSION, None)
         if admission is None:
             return
@@ -225,7 +226,7 @@ class _Attempts:
             await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, error, None)
 
     async def make(self, driver: Driver, operation_model: Any, request_dict: Any, context: Any) -> Any:
-        """Make the attempts of a call, and end one that no answer has ended."""
+        """Make the attempts of a call, and end an attempt that has ended without an event."""
         made: Any = self._client()
         send = type(made)._make_request  # noqa: SLF001 - as above
         try:
@@ -237,7 +238,7 @@ class _Attempts:
             raise
 
     def _refused(self, admission: Admission, response: Any, request_dict: Any, operation: Any) -> Any:
-        """The error that AWS has answered, as botocore makes it; None if there is none, or nobody asks."""
+        """The error in AWS's answer, as botocore raises it; None if there is none, or without `refund_on`."""
         if admission.policy.refund_on is None or response is None or response[0].status_code < 300:
             return None
         parsed, context, client = response[1], request_dict["context"], cast("Any", self._client())
@@ -249,11 +250,11 @@ class _Attempts:
     def _answer(
         self, admission: Admission, response: Any, request_dict: Any, **retry: Any
     ) -> ResponseView | None:
-        """The answer as a server says it by HTTP alone; None if nothing is to be heard from it."""
+        """The answer as plain HTTP, with a 429 for throttling; None if it says nothing about limits."""
         if response is None:
             return None
         status, headers = response[0].status_code, response[0].headers
-        # Some services throttle by a 400, and all by the code in the body.
+        # Some services throttle with a 400; all of them put a code into the body.
         if self._detector.is_throttling_error(
             response=response, request_dict=request_dict, caught_exception=None, **retry
         ):
@@ -289,7 +290,7 @@ def _target_of(service: str, operation: str) -> Target:
 
 
 def _route(place: object) -> Target:
-    """Where a route leads: all of a service, or one of its operations."""
+    """The target of a route: a whole service, or one of its operations."""
     found = _PLACE.fullmatch(place) if isinstance(place, str) else None
     if found is None:
         fix = 'write "ec2", or "ec2.RunInstances"'

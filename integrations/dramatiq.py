@@ -41,7 +41,7 @@ AHEAD_S = 0.4
 """How long before its slot a message comes back."""
 POLL_MS = 50
 """How often workers look for messages of shaped actors that have become due. Dramatiq itself slows down to
-once a second, and every message that comes back would miss its slot.
+once a second, so that messages that come back would miss their slots.
 """
 LONGEST_S = 6 * 24 * 3600.0
 """The longest delay at once: Dramatiq allows for less than seven days."""
@@ -73,7 +73,7 @@ class ShapedActors(Middleware):
         self._tasks: dict[str, ShapedTasks] = {}
         self._message: ContextVar[Any] = ContextVar("message", default=None)
         self._is_worker: ContextVar[bool] = ContextVar("is_worker", default=False)
-        """Whether what this thread enqueues is not put back by this middleware."""
+        """Whether this is a worker thread that is not just putting a message back."""
 
     @property
     def actor_options(self) -> set[str]:
@@ -88,7 +88,7 @@ class ShapedActors(Middleware):
         try:
             tasks = ShapedTasks(function, name, actor.options["shape"], NEAR_S, self._store, AHEAD_S)
         except ConfigError as error:
-            # Of what middleware raises, Dramatiq hands on only this, and logs the rest.
+            # Dramatiq passes on only this error of a middleware, and logs all others.
             raise MiddlewareError(f"actor {name}: {error}") from error
         self._queues.add(actor.queue_name)
         self._tasks[name] = tasks
@@ -101,7 +101,7 @@ class ShapedActors(Middleware):
                 with tasks.calls.admission(args, kwargs):
                     return function(*args, **kwargs)
             self._message.set(None)
-            # Without the slot, because what Dramatiq retries takes another.
+            # Without the slot, so that a message that Dramatiq retries takes another.
             slot_header = message.options.pop(SLOT_HEADER, None)
             try:
                 admitted = run(tasks.admit, slot_header, args, kwargs)
@@ -123,7 +123,7 @@ class ShapedActors(Middleware):
         actor.options["throws"] = (*(throws if isinstance(throws, tuple) else (throws,)), _RefusedError)
 
     def after_consumer_thread_boot(self, broker: Any, thread: Any) -> None:
-        """Let a worker look often for messages of shaped actors, new ones and those that come back."""
+        """Make a worker look often for messages of shaped actors, new ones and those that come back."""
         if q_name(thread.queue_name) in self._queues:
             thread.worker_timeout = min(thread.worker_timeout, POLL_MS)
 
@@ -132,7 +132,7 @@ class ShapedActors(Middleware):
         self._is_worker.set(True)
 
     def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
-        """Have a message that other middleware enqueues again take another slot: its own is given back."""
+        """Remove the slot from a message that other middleware enqueues again: it takes another one."""
         if self._is_worker.get():
             message.options.pop(SLOT_HEADER, None)
 
@@ -143,7 +143,7 @@ class ShapedActors(Middleware):
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Forget the message, and give back the slot that it has brought along if its actor did not run."""
+        """Forget the message, and give back the slot that it has brought if its actor did not run."""
         self._message.set(None)
         slot_header, tasks = message.options.pop(SLOT_HEADER, None), self._tasks.get(message.actor_name)
         if slot_header is not None and tasks is not None:
@@ -153,7 +153,7 @@ class ShapedActors(Middleware):
 
 
 _MARK = "_shapekit_refused"
-"""The attribute of the error of a refused message. Not so of one that an actor raises by itself."""
+"""The attribute that marks the error of a refused message; the same error raised by an actor has none."""
 
 
 class _Marked(type):
@@ -162,9 +162,9 @@ class _Marked(type):
 
 
 class _RefusedError(Exception, metaclass=_Marked):
-    """What the error of a refused message is an instance of, so that Dramatiq does not retry it.
+    """Matches the errors of refused messages in the option `throws`, so that Dramatiq does not retry them.
 
-    As an option of the message it would be serialized with that, for `on_failure`.
+    An option of the message itself would be serialized with it, for `on_failure`.
     """
 
 
@@ -176,10 +176,10 @@ def _put_back(broker: Any, message: Any, later: PutBack) -> None:
         try:
             broker.enqueue(message.copy(options=options), delay=round(delay_s * 1000))
         except Exception as error:
-            # Dramatiq logs what middleware raises, and acknowledges: the message would be lost.
+            # If this raised, Dramatiq would log it and acknowledge the message, which would be lost.
             log.warning("message %s cannot be put back yet: %s", message.message_id, error)
             time.sleep(AGAIN_S)
         else:
             break
-    # Or a result backend would store None as the result.
+    # Otherwise a result backend would store None as the result.
     message.options["store_results"] = False

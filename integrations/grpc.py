@@ -4,11 +4,11 @@
 
     channel = grpc.aio.insecure_channel("localhost:50051", interceptors=interceptors(rate="10/s"))
 
-A channel is shaped after it was made, except on asyncio: there it takes its interceptors only when it is
-made, and needs one for each kind of call. So there is one function for each.
+`shape` takes an existing channel. A channel on asyncio takes its interceptors only when it is made, one for
+each kind of call: `interceptors` makes them.
 
-A call takes one slot when it is sent, however many messages it then carries. What gRPC repeats by itself,
-below the interceptors (the retry policy of a service config), takes none.
+A call takes one slot when it is sent, however many messages it then carries. Retries by gRPC itself, below
+the interceptors (the retry policy of a service config), take none.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class Rpc(NamedTuple):
     method: str
     """The name of the method, such as "Recognize"."""
     request: Any
-    """The request message; None where the client sends a stream of them."""
+    """The request message; None if the client sends a stream of them."""
     details: Any
     """The `grpc.ClientCallDetails`, with the call's metadata and timeout."""
 
     @classmethod
     def of(cls, details: Any, request: Any) -> Self:
-        """From what an interceptor is given."""
+        """From the arguments of an interceptor."""
         service, _, method = _path(details).strip("/").rpartition("/")
         return cls(service, method, request, details)
 
@@ -102,8 +102,8 @@ class _Code(str):
 class _UnsentError(UnsentError, aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
     """A call that was not sent.
 
-    Like the errors of gRPC's synchronous calls it is the call itself, too, and one that has ended: what
-    `.future()`, a stream or another interceptor gets in place of the call.
+    Like the errors of gRPC's synchronous calls, it is also a call, which has ended: `.future()`, a stream and
+    other interceptors get it in place of the call.
     """
 
     code: ClassVar[Any]  # pyright: ignore
@@ -169,7 +169,7 @@ class TimeoutTooShortError(QueueFullError):
 
 
 class _InCallbackError(QueueFullError):
-    """The call was made on the thread that serves its channel, and would have blocked that."""
+    """The call was made on the thread that serves its channel, which it would have blocked."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}; a callback made it on gRPC's own thread: make it on another one"
@@ -204,20 +204,20 @@ def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
     Takes the keywords of `Policy`, or `policy=`, and:
 
     - `key`: by default all calls of the channel share one limit, because a rate is what its server allows in
-      all. A template such as `"{service}/{method}"` or `"{request.parent}"`, or a callable that takes an
-      `Rpc`, gives each key a limit of its own.
+      total. A template such as `"{service}/{method}"` or `"{request.parent}"`, or a callable that takes an
+      `Rpc`, gives each key its own limit.
     - `cost`: a number, or a callable that takes an `Rpc`.
     - `routes`: other rates or policies for a service or method, as in
       `{"/google.cloud.speech.v1.Speech/Recognize": "300/min"}`.
 
-    The calling thread waits for the slot, also of a `.future()` or a stream: these return once the call has
+    The calling thread waits for the slot, also for a `.future()` or a stream: these return once the call has
     been sent. A call that a callback makes on gRPC's own thread never waits: if it would have to, it is
-    refused at once. The `timeout` of a call runs while it waits: one that is too short for the wait raises
-    TimeoutTooShortError at once, and what is left of it goes to the call.
+    refused at once. The `timeout` of a call covers its wait: if it is too short for that, the call raises
+    TimeoutTooShortError at once; otherwise gRPC gets what is left of it.
 
     Set options of a call around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
 
-    Shape the bare channel, and put other interceptors around it: calls that they repeat then wait, too.
+    Shape the bare channel, and put other interceptors around it: then calls that they repeat wait, too.
     """
     refuse_rate("channel", channel, "shape")
     if isinstance(channel, aio.Channel):
@@ -281,7 +281,7 @@ class _Interceptor(
 
     def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
         began = time.monotonic()
-        # A permit that it waits for may be that of a call which only this thread can end.
+        # The permit that a call would wait for may belong to one that only this thread can end.
         fits_s = 0.0 if _SERVING.channel else details.timeout
         try:
             admission = self._request_shaper.enter(Rpc.of(details, request), options_now(), fits_s=fits_s)
@@ -298,14 +298,14 @@ class _Interceptor(
             admission.__exit__(type(error), error, error.__traceback__)
             raise
         if not (isinstance(call, grpc.Call) and isinstance(call, grpc.Future)):
-            # What another interceptor made of a call does not say when it ends.
+            # Another interceptor has replaced the call by an object that does not say when it ends.
             admission.leave()
             return call
         if call.done():
             _ended(call, admission)
             admission.leave()
             return call
-        # Without a reference to the call: a stream that is dropped has to be collected, and so cancelled.
+        # A weak reference: a stream that is dropped has to be collected, and so cancelled.
         whole = weakref.ref(call)
         is_read_alone = type(call).__name__ == _READ_ALONE
         left, made_in = threading.Lock(), os.getpid()
@@ -321,7 +321,7 @@ class _Interceptor(
         def ended() -> None:
             if os.getpid() != made_in:
                 return  # gRPC cancels a parent's calls in its forked child; in the parent they go on
-            # On the thread that serves the whole channel, and then calls what the program has added.
+            # This thread serves the whole channel, and calls the program's own callbacks next.
             _SERVING.channel = not is_read_alone
             over()
 
@@ -334,16 +334,16 @@ class _Interceptor(
 
 class _Serving(threading.local):
     channel = False
-    """Whether this thread is one on which gRPC serves a channel."""
+    """Whether gRPC serves a channel on this thread."""
 
 
 _SERVING = _Serving()
 _READ_ALONE = "_SingleThreadedRendezvous"
-"""The type of a stream whose end gRPC sees only where the stream is read."""
+"""The type of a stream whose end gRPC notices only while the stream is read."""
 
 
 def _leave_when_cancelled(call: Any, over: Callable[[], None]) -> None:
-    """Have a stream whose end is seen only where it is read end when it is cancelled."""
+    """Call `over` when a stream is cancelled whose end is noticed only while it is read."""
     whole, cancel = weakref.ref(call), type(call).cancel
 
     def cancel_and_leave() -> bool:
@@ -356,7 +356,7 @@ def _leave_when_cancelled(call: Any, over: Callable[[], None]) -> None:
 
 
 def _ended(call: Any, admission: Admission) -> None:
-    """Hear what a call that has ended says of the limits, and give back what never counted."""
+    """Observe what an ended call says about limits, and refund it if it does not count."""
     with hearing(admission):
         answer = _answer(call.code(), call.details(), call.trailing_metadata())
         if answer is not None and may_say(admission, answer.status, answer.headers):
@@ -424,12 +424,12 @@ class _StreamStream(_AioInterceptor, aio.StreamStreamClientInterceptor):
 
 
 async def _watch(call: Any, admission: Admission) -> None:
-    """Wait until a call has ended, hear what it says of the limits, and let its admission leave."""
+    """Wait until a call has ended, observe what it says about limits, and end its admission."""
     error: BaseException | None = None
     try:
         with hearing(admission):
             if isinstance(call, aio.StreamUnaryCall):
-                # If a message could not be sent, gRPC says INTERNAL until the server's own status has come.
+                # If a message could not be sent, gRPC reports INTERNAL until the server's status arrives.
                 with suppress(grpc.RpcError, asyncio.CancelledError):
                     await call
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
@@ -517,18 +517,18 @@ _STATUSES = {
     StatusCode.DEADLINE_EXCEEDED: 504,
 }
 _REJECTED = 400
-"""Every other code: the server works, and does not like this call."""
+"""Every other code: the server works, and rejects this call."""
 
 
 def _answer(
     code: StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None
 ) -> ResponseView | None:
-    """The end of a call, in the words of HTTP; None if it was cancelled: then the server said nothing."""
+    """The end of a call as an HTTP response; None if it was cancelled: then the server said nothing."""
     if code is StatusCode.CANCELLED:
         return None
     told = dict(metadata or ())
     headers = {name: value for name, value in told.items() if isinstance(value, str)}
-    # RESOURCE_EXHAUSTED is also what gRPC itself makes of a message that is too long.
+    # gRPC itself reports RESOURCE_EXHAUSTED, too, for a message that is too long.
     if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
         return ResponseView(_REJECTED, headers)
     wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
@@ -538,7 +538,7 @@ def _answer(
 
 
 def _pushback_ms(metadata: dict[str, Any]) -> int:
-    """The wait in `grpc-retry-pushback-ms`; 0 if there is none: below 0 means not to repeat the call."""
+    """The wait in `grpc-retry-pushback-ms`; 0 without one, or if it is negative: do not repeat the call."""
     told = metadata.get("grpc-retry-pushback-ms", "")
     return int(told) if isinstance(told, str) and told.isascii() and told.isdecimal() else 0
 
@@ -556,7 +556,7 @@ def _retry_info_ms(metadata: dict[str, Any]) -> int:
                 delay: dict[int, int] = dict(_fields(dict(_fields(parts.get(2, b""))).get(1, b"")))
                 return math.ceil(delay.get(1, 0) * 1_000 + delay.get(2, 0) / 1_000_000)
     except (AttributeError, LookupError, TypeError, ValueError):
-        pass  # not what it should be: then it says nothing
+        pass  # malformed, so it says nothing
     return 0
 
 

@@ -48,7 +48,7 @@ __all__ = ["ShapedEmbeddings", "ShapedRateLimiter", "shaped_middleware"]
 class _Begun(NamedTuple):
     run: ModelRun
     together: int
-    """How many runs were begun with it: `generate` begins one for each list before one is admitted."""
+    """How many runs began together with it: `generate` begins one for each list before it admits any."""
 
 
 _BEGUN: ContextVar[tuple[_Begun, ...]] = ContextVar("shapekit.langchain", default=())
@@ -64,13 +64,13 @@ class ShapedRateLimiter(BaseRateLimiter):
     Models that share a limiter share the limit, and so do processes that share a store.
 
     A call that would wait longer than `max_wait` raises `QueueFullError`. A policy with `concurrency` is
-    refused, because LangChain does not tell when a call that was cancelled has ended.
+    refused, because LangChain does not report the end of a call that was cancelled.
     """
 
     def __init__(self, limit: Policy | LLMBudget) -> None:
         self._limit = without_end(limit, "LangChain")
         self.handler: BaseCallbackHandler = _Handler(limit)
-        """What hears what the model is asked, and what it used: give it to the model's `callbacks`."""
+        """The callback handler that gets each call's input and usage: pass it in the model's `callbacks`."""
 
     def acquire(self, *, blocking: bool = True) -> bool:
         """Wait until the call may leave. With `blocking=False` return whether it may leave now."""
@@ -99,14 +99,14 @@ class ShapedRateLimiter(BaseRateLimiter):
         return True
 
     def _begun(self) -> ModelRun | None:
-        """The run that is to be admitted: of those that were begun together last, the first that waits."""
+        """The run to admit: of those that began together last, the first that waits."""
         ours = [each for each in _BEGUN.get() if each.run.limit is self._limit]
         together = ours[-ours[-1].together :] if ours else []
         waiting = (each.run for each in (*together, *reversed(ours)) if each.run.is_waited_for)
         return next(waiting, None)
 
     async def _admit(self, driver: Driver, begun: ModelRun, waits: Mapping[str, Any]) -> None:
-        begun.is_waited_for = False  # first of all, for the tasks of a batch share what was begun
+        begun.is_waited_for = False  # before any await, as the tasks of a batch share these runs
         try:
             await begun.admit(driver, **waits)
         except RateLimitedError:
@@ -117,14 +117,14 @@ class ShapedRateLimiter(BaseRateLimiter):
         except BaseException:
             _RUNS.over(begun.id)
             raise
-        begun.asked = dict  # not to keep the messages, if the end is never told
+        begun.asked = dict  # so as not to keep the messages if the end is never reported
 
     def __repr__(self) -> str:
         return f"ShapedRateLimiter({self._limit!r})"
 
 
 class _InLoops:
-    """A method that is awaited where an event loop runs: LangChain looks, each time, which it is."""
+    """A method that is awaitable where an event loop runs; LangChain checks that at each call."""
 
     def __init__(self, flow: Callable[..., Any]) -> None:
         self._flow = flow
@@ -141,10 +141,10 @@ class _InLoops:
 
 
 class _Handler(BaseCallbackHandler):
-    """Tells a limiter what its runs ask, and what became of them."""
+    """Gets the input and the outcome of each run of a limiter."""
 
     run_inline = True
-    """Else LangChain calls it on another thread, in a copy of the context."""
+    """Otherwise LangChain calls it on another thread, in a copy of the context."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
@@ -152,14 +152,14 @@ class _Handler(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[Any]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """Callbacks run before the limiter is asked."""
+        """Remember a run. LangChain calls this before it asks the limiter."""
         begun = ModelRun((self, run_id), self._limit, partial(_asked, messages[0], kwargs))
         _RUNS.begin(begun)
         waiting = (each for each in _BEGUN.get() if each.run.is_waited_for)
         _BEGUN.set((*waiting, _Begun(begun, kwargs.get("batch_size", 1))))
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_: Any) -> None:
-        """The next piece of a stream, whose usage is what it adds."""
+        """Count the next piece of a stream; the usages of its pieces add up."""
         if (known := _RUNS.known((self, run_id))) is None:
             return
         message = getattr(chunk, "message", None)
@@ -184,9 +184,9 @@ class _Handler(BaseCallbackHandler):
 class ShapedEmbeddings(Embeddings):
     """Embeddings whose calls wait for a `Policy`, or for an `LLMBudget` by the length of their texts.
 
-    `embed_documents` asks for `batch_size` texts at a time, each time as one call. Let that be at most the
-    number that the wrapped embeddings send in one request. LangChain's embeddings do not say what they used,
-    so the estimate is charged.
+    `embed_documents` makes one call for each `batch_size` texts: pass at most the number of texts that the
+    wrapped embeddings send in one request. LangChain's embeddings do not report usage, so the estimate is
+    charged.
     """
 
     def __init__(self, embeddings: Embeddings, limit: Policy | LLMBudget, *, batch_size: int = 100) -> None:
@@ -226,13 +226,13 @@ class ShapedEmbeddings(Embeddings):
 
 
 def shaped_middleware(limit: Policy | LLMBudget) -> Any:
-    """An agent's middleware: the calls of its model wait for a `Policy` or an `LLMBudget`, and are settled.
+    """A middleware for agents: model calls wait for a `Policy` or an `LLMBudget`, and are settled.
 
         agent = create_agent(model, tools, middleware=[shaped_middleware(budget)])
 
     List it last, so that each attempt of a retry middleware before it waits. The model needs no rate limiter.
     """
-    # It takes ten times as long to import as all else here, and only agents need it.
+    # Its import takes ten times as long as everything else here, and only agents need it.
     try:
         from langchain.agents.middleware import AgentMiddleware  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -241,7 +241,7 @@ def shaped_middleware(limit: Policy | LLMBudget) -> Any:
     class ShapedModelCalls(AgentMiddleware):
         @property
         def name(self) -> str:
-            # An agent takes one middleware of each name.
+            # An agent takes only one middleware of each name.
             return f"ShapedModelCalls({limit.name})"
 
         def wrap_model_call(self, request: Any, handler: Any) -> Any:
@@ -259,7 +259,7 @@ def shaped_middleware(limit: Policy | LLMBudget) -> Any:
 
 
 def _asked(messages: Sequence[Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat model is asked, as the callbacks tell it."""
+    """The input of a chat model, from the arguments of its callback."""
     metadata, params = told.get("metadata") or {}, told.get("invocation_params") or {}
     return {
         "model": metadata.get("ls_model_name"),
@@ -270,7 +270,7 @@ def _asked(messages: Sequence[Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _requested(request: Any) -> dict[str, Any]:
-    """What an agent asks its model."""
+    """The input of an agent's model, from its request."""
     model, system = request.model, request.system_message
     return {
         "model": getattr(model, "model_name", None) or getattr(model, "model", None),
@@ -282,7 +282,7 @@ def _requested(request: Any) -> dict[str, Any]:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """What a model reads of a message."""
+    """The parts of a message that a model reads."""
     content = message.content
     if isinstance(content, list):
         content = [_block(each) for each in content]
@@ -291,14 +291,14 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _block(block: Any) -> Any:
-    """A part of a message. The encoding of a picture is not text to be counted."""
+    """A part of a message, with the bytes of a picture marked as data, which is not counted as text."""
     if not isinstance(block, dict) or "base64" not in block:
         return block
     return {("data" if name == "base64" else name): part for name, part in block.items()}
 
 
 def _pieces(content: Any, message: Any) -> Iterator[str]:
-    """What a piece of a stream adds to the answer: text, thoughts, arguments of tools."""
+    """The texts that a piece of a stream adds to the answer: text, reasoning, arguments of tools."""
     for block in [content] if isinstance(content, str) else content:
         if isinstance(block, str):
             yield block
@@ -314,7 +314,7 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _usages(response: Any) -> Iterator[Any]:
-    """Where an LLMResult tells its usage."""
+    """The places in an LLMResult that may hold its usage."""
     for generations in response.generations:
         for generation in generations:
             yield getattr(getattr(generation, "message", None), "usage_metadata", None)
@@ -322,7 +322,7 @@ def _usages(response: Any) -> Iterator[Any]:
 
 
 def _answered(response: Any) -> Iterator[Any]:
-    """Where the answer to an agent tells its usage: a ModelResponse, one within another, or a message."""
+    """The places that may hold the usage of an agent's answer: a (nested) ModelResponse, or a message."""
     answer = getattr(response, "model_response", response)
     for message in getattr(answer, "result", [answer]):
         yield getattr(message, "usage_metadata", None)

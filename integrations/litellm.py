@@ -8,7 +8,7 @@ the budget's limits to itself, and retries and fallbacks are attempts like any o
 for synchronous calls: use `budget.wrap(litellm.completion)`.
 """
 
-# Its package is not always installed, and types some names otherwise.
+# The package is not always installed, and types some names differently.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false, reportIncompatibleVariableOverride=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 _LONGEST_COOLDOWN_S = 60
-"""A router leaves a deployment out for as long as its error says. What lasts longer, `ShapedCalls` sees
-itself, and also that it is over."""
+"""A router leaves a deployment out for as long as its error says. Longer waits are left to `ShapedCalls`,
+which also notices when they are over."""
 
 
 class _LimitedError(UnsentError, litellm.RateLimitError):
@@ -68,7 +68,7 @@ class _LimitedError(UnsentError, litellm.RateLimitError):
             headers=told,
         )
         self.args = args
-        self.__dict__.pop("code", None)  # OpenAI's, of a body that is not there
+        self.__dict__.pop("code", None)  # set by OpenAI's class, from a body that does not exist
 
 
 class QueueFullError(errors.QueueFullError, _LimitedError):
@@ -109,21 +109,21 @@ _REFUSALS = twins_of(
     QueueFullError, QuotaExhaustedError, AccountExhaustedError, CostExceedsLimitError, StoreUnavailableError
 )
 _ASKING = frozenset(("acompletion", "atext_completion", "aresponses", "anthropic_messages", "aembedding"))
-"""The calls that ask for tokens; LiteLLM's hooks see others, too, such as those for files."""
+"""The calls that use tokens; LiteLLM's hooks see others, too, such as those for files."""
 _MODEL_FIRST = frozenset(("acompletion", "aembedding"))
-"""Those whose first argument is the model."""
+"""The calls whose first argument is the model."""
 _TEXTS = ("messages", "prompt", "input")
 _SENT_BY_SERVER = "llm_provider-"
-"""What LiteLLM puts before the names of a server's headers."""
+"""LiteLLM's prefix for the names of a server's headers."""
 
 
 class ShapedCalls(CustomLogger):
     """A callback of LiteLLM that makes each attempt wait for its tokens and its slot, or refuses it.
 
-    - `budget`: the limits of a deployment. Each deployment of a router has them to itself, by its id; a call
-      without a router goes by its model.
+    - `budget`: the limits of a deployment. Each deployment of a router has its own, by its id; without a
+      router, each model has.
     - `max_wait`: an attempt that would wait longer is refused; before that, a router looks for a deployment
-      that can send the call in time. If left out, the budget's own bound refuses, and a router does not look.
+      that can send the call in time. Without it, the budget's own bound refuses, and a router does not look.
     """
 
     def __init__(self, budget: LLMBudget, *, max_wait: Duration | None = None) -> None:
@@ -137,7 +137,7 @@ class ShapedCalls(CustomLogger):
         self._max_wait_s = (
             None if max_wait is None else duration_us("max_wait", max_wait, least=0) / SECOND_US
         )
-        # LiteLLM has one such object for each request; an attempt whose end is not told goes with it.
+        # By LiteLLM's object for the request: an attempt whose end is never reported is collected with it.
         self._calls: WeakKeyDictionary[Any, LLMCall] = WeakKeyDictionary()
         self._requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
@@ -149,7 +149,7 @@ class ShapedCalls(CustomLogger):
         request_kwargs: dict[str, Any] | None = None,
         parent_otel_span: Any = None,
     ) -> list[Any]:
-        """Those that bear the call within `max_wait`; all if none does, for the refusal says how long."""
+        """The deployments that can send the call within `max_wait`; all if none can, to get the refusal."""
         if self._max_wait_s is None or len(healthy_deployments) < 2:
             return healthy_deployments
         asked = {**(request_kwargs or {}), "messages": messages}
@@ -163,19 +163,19 @@ class ShapedCalls(CustomLogger):
         except errors.CostExceedsLimitError:
             return False
         except errors.StoreUnavailableError:
-            return True  # and the attempt will say it
+            return True  # the attempt will raise the error
         return self._max_wait_s is None or outlook.first_in <= self._max_wait_s
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> None:
-        """Before an attempt is sent: wait, or refuse."""
+        """Called before an attempt is sent: wait, or refuse."""
         kind = getattr(call_type, "value", call_type)
         # A call with fallbacks sends nothing: each of its attempts is a call, and comes here by itself.
         if kind not in _ASKING or (kind == "acompletion" and kwargs.get("fallbacks")):
             return
         request = kwargs["litellm_logging_obj"]
-        # What the budget remembers of the call must not keep alive what the call is known by here.
+        # Without the object that is the weak key of `_calls`, which the budget would keep alive.
         asked = {name: value for name, value in kwargs.items() if name != "litellm_logging_obj"}
-        # What is passed by position is not among them.
+        # Positional arguments are not among them.
         if asked.keys().isdisjoint(_TEXTS):
             asked["messages"] = request.messages
         if "model" not in asked:
@@ -185,7 +185,7 @@ class ShapedCalls(CustomLogger):
             call = await self.budget.aadmit(asked, key=_key_of(asked), max_wait=max_wait).__aenter__()
         except ShapekitError as error:
             refusal = translated(error, _REFUSALS)
-            if "model_group" not in (kwargs.get("metadata") or {}):  # a router asks before each retry
+            if "model_group" not in (kwargs.get("metadata") or {}):  # a router calls this before each retry
                 _refuse_retries(request, refusal)
             raise refusal from error.__cause__
         self._calls[request] = call
@@ -194,7 +194,7 @@ class ShapedCalls(CustomLogger):
     async def async_post_call_success_deployment_hook(
         self, request_data: dict[str, Any], response: Any, call_type: Any
     ) -> None:
-        """After an answer: settle what it says, and hear its headers."""
+        """Called after an answer: settle its usage, and observe its headers."""
         if (call := self._ended(request_data)) is None:
             return
         with log_errors(call):
@@ -210,10 +210,10 @@ class ShapedCalls(CustomLogger):
         call_type: Any,
         fallback_depth: int | None = None,
     ) -> None:
-        """After an error: hear it, and give back what the attempt did not cost."""
+        """Called after an error: observe it, and give back what the attempt did not cost."""
         if (call := self._ended(request_data)) is None:
             return
-        # Some releases leave the server's headers out of the response. What is given here is a copy.
+        # Some releases leave the server's headers out of the response. The exception here is a copy.
         headers = getattr(exception, "litellm_response_headers", None)
         if headers and not getattr(getattr(exception, "response", None), "headers", None):
             exception.response = ResponseView(exception.status_code, headers)
@@ -222,7 +222,7 @@ class ShapedCalls(CustomLogger):
     async def async_log_success_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
     ) -> None:
-        """After the end of a stream, of which no other hook tells the usage."""
+        """Called after the end of a stream, whose usage no other hook gets."""
         if not kwargs.get("stream") or (call := self._ended(kwargs)) is None:
             return
         options = (
@@ -231,36 +231,36 @@ class ShapedCalls(CustomLogger):
         if options.get("include_usage"):
             await ended(TASKS, call, [response_obj])
         else:
-            # Where the server does not tell the usage LiteLLM counts what it can see of the answer.
+            # If the server does not report the usage, LiteLLM counts what it can see of the answer.
             await ended(TASKS, call, (), _counted(response_obj))
 
     async def async_log_failure_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
     ) -> None:
-        """After a stream that was lost, of which LiteLLM has counted what had come."""
+        """Called after a stream has failed: LiteLLM has counted what had arrived."""
         if kwargs.get("stream") and (call := self._ended(kwargs)) is not None:
             seen = _counted({"usage": kwargs.get("combined_usage_object")})
             await failed(TASKS, call, kwargs["exception"], seen)
 
     def _ended(self, told: Mapping[str, Any]) -> LLMCall | None:
-        """The call of an attempt that has ended, said once."""
+        """The call of an attempt that has ended; None if that was reported before."""
         request = told.get("litellm_logging_obj") or self._requests.get(told.get("litellm_call_id", ""))
         return None if request is None else self._calls.pop(request, None)
 
 
 def _refuse_retries(request: Any, refusal: Exception) -> None:
-    """Let an error be the end of its call: LiteLLM makes the retries of `num_retries` without its hooks."""
+    """Let an error end its call: LiteLLM makes the retries of `num_retries` without calling its hooks."""
     tell = request.async_failure_handler
 
     async def told(*args: Any, **named: Any) -> None:
         await tell(*args, **named)
-        raise refusal  # what is raised here, LiteLLM raises at once
+        raise refusal  # LiteLLM raises it at once, without retries
 
     request.async_failure_handler = told
 
 
 def _counted(answer: Any) -> StreamUsage | None:
-    """What LiteLLM has counted of a stream, with what was read from a cache; None if nothing."""
+    """The usage that LiteLLM has counted for a stream, with tokens from a cache; None if there is none."""
     if usage_of(answer) is None:
         return None
     counted = StreamUsage()

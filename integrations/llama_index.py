@@ -53,7 +53,7 @@ class ShapedRateLimiter(BaseRateLimiter):
     limiter share the limit, and so do processes that share a store.
 
     A call that would wait longer than `max_wait` raises `QueueFullError`. A policy with `concurrency` is
-    refused, because LlamaIndex does not tell when a stream ends that is never read.
+    refused, because LlamaIndex does not report the end of a stream that is never read.
     """
 
     def __init__(self, limit: Policy | LLMBudget) -> None:
@@ -61,7 +61,7 @@ class ShapedRateLimiter(BaseRateLimiter):
         _listen()
 
     def acquire(self, num_tokens: int = 0) -> None:
-        """Wait until the call may leave; `num_tokens` count for calls outside of LlamaIndex's models."""
+        """Wait until the call may leave; `num_tokens` is for calls outside of LlamaIndex's models."""
         run(self._acquire, num_tokens)
 
     async def async_acquire(self, num_tokens: int = 0) -> None:
@@ -76,14 +76,14 @@ class ShapedRateLimiter(BaseRateLimiter):
             await begun.admit(driver)
             if not isinstance(begun.asked, _Batches):
                 begun.is_waited_for = False
-                begun.asked = dict  # not to keep the messages, if the end is never told
+                begun.asked = dict  # so as not to keep the messages if the end is never reported
 
     def _begin(
         self, span_id: str, parent_id: str | None, instance: Any, arguments: Mapping[str, Any]
     ) -> None:
         parent = _RUNS.known(parent_id)
         if parent is not None and parent.limit is self._limit and parent.calls:
-            # A model may answer a chat by a completion, and has asked for leave already.
+            # A model may answer a chat by a completion: then the call was admitted already.
             _RUNS.begin(parent, span_id)
         else:
             _RUNS.begin(ModelRun(span_id, self._limit, _asked(instance, arguments)))
@@ -93,7 +93,7 @@ class ShapedRateLimiter(BaseRateLimiter):
 
 
 class _Spans(span_handlers.BaseSpanHandler[Any]):
-    """Hears which methods of models are called with what, and which of them fail."""
+    """Gets the calls of models' methods with their arguments, and their failures."""
 
     def new_span(
         self,
@@ -108,7 +108,7 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
         if isinstance(limiter, ShapedRateLimiter):
             limiter._begin(id_, parent_span_id, instance, bound_args.arguments)  # noqa: SLF001
         elif (parent := _RUNS.known(parent_span_id)) is not None and isinstance(parent.asked, _Batches):
-            # With `num_workers`, each batch is embedded in a span of its own.
+            # With `num_workers`, each batch is embedded in its own span.
             _RUNS.begin(parent, id_)
 
     def prepare_to_exit_span(
@@ -116,7 +116,7 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
     ) -> None:
         known = _RUNS.known(id_)
         goes_on = isinstance(result, GeneratorType | AsyncGeneratorType) and known is not None and known.calls
-        # A stream tells its end later, but not to a method that hands on the stream of another one.
+        # A stream reports its end later, but not for a method that passes on another method's stream.
         if not goes_on:
             _RUNS.over(id_)
 
@@ -128,7 +128,7 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
 
 
 class _Events(event_handlers.BaseEventHandler):
-    """Hears what models are asked and have answered, and which streams break."""
+    """Gets the input and the answers of models, and the failures of streams."""
 
     def handle(self, event: Any, **_: Any) -> None:
         if isinstance(event, llm.LLMChatStartEvent | llm.LLMCompletionStartEvent):
@@ -136,7 +136,7 @@ class _Events(event_handlers.BaseEventHandler):
                 begun.asked.event = event
         elif isinstance(event, llm.LLMChatInProgressEvent | llm.LLMCompletionInProgressEvent):
             if (known := _RUNS.known(event.span_id)) is not None:
-                # What the server sent has more than the text. Not every model hands it on.
+                # The server's own message has more than the text, but not every model passes it on.
                 piece = event.response
                 if not known.heard.hear(piece.raw) and piece.delta:
                     known.heard.hear({"delta": piece.delta})
@@ -155,7 +155,7 @@ def _listen() -> None:
 
 
 def _do(flow: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-    """On another thread where a loop runs: LlamaIndex awaits no handler, and the store may be far away."""
+    """Run a flow, on another thread if a loop runs here, as LlamaIndex awaits no handler."""
     if running_loop() is None:
         run(flow, *args)
     else:
@@ -164,7 +164,7 @@ def _do(flow: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """The interpreter does not end before their work is done."""
+    """The threads of `_do`; the interpreter does not exit before their work is done."""
     return ThreadPoolExecutor(8, "shapekit-llama-index")
 
 
@@ -172,7 +172,7 @@ process.in_child(_threads.cache_clear)
 
 
 class _Question:
-    """What a language model is asked, once its event has told it."""
+    """The input of a language model, once its event has arrived."""
 
     def __init__(self, model: Any) -> None:
         self.event: Any = None
@@ -192,7 +192,7 @@ class _Question:
 
 
 class _Batches:
-    """What an embedding of many texts asks, one batch after the other."""
+    """The inputs of an embedding of many texts, one batch after another."""
 
     def __init__(self, texts: list[str], size: int) -> None:
         self._batches = iter([texts[start : start + size] for start in range(0, len(texts), size)])
@@ -202,7 +202,7 @@ class _Batches:
 
 
 def _asked(model: Any, arguments: Mapping[str, Any]) -> Callable[[], Mapping[str, Any] | None]:
-    """What tells what a method of a model asks. No event tells the texts of an embedding."""
+    """Makes the input of a model's method. No event has the texts of an embedding: its arguments do."""
     if "texts" in arguments:
         return _Batches(list(arguments["texts"]), model.embed_batch_size)
     text = arguments.get("text", arguments.get("query"))
@@ -214,7 +214,7 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _blocks(blocks: list[Any]) -> Iterator[Any]:
-    """The parts of a message. The encoding of a picture is not text to be counted."""
+    """The parts of a message, without the bytes of pictures and the like, which are not counted as text."""
     for block in blocks:
         if block.block_type in _MEDIA:
             yield {"data": ""}

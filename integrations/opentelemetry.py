@@ -52,10 +52,10 @@ def instrument(
 ) -> Instruments:
     """Count the calls of this process from now on, and report the state of the given policies.
 
-    - `keys`: how many keys of each policy get attributes of their own, in order of arrival; or which keys, so
+    - `keys`: how many keys of each policy get their own attributes, in order of arrival; or which keys, so
       that they are the same in every process. All others share the attribute `other`.
-    - `meter_provider`: where the metrics go; by default the global provider. One that is instrumented
-      already can be instrumented again after `close()`.
+    - `meter_provider`: where the metrics go; by default the global provider. A provider can be instrumented
+      again after `close()`.
 
     `close()` of the result ends it, and so does leaving its `with` block.
     """
@@ -72,7 +72,7 @@ class Instruments:
         default = metrics.get_meter_provider()
         provider = default if provider is None else provider
         self._is_default = provider is default
-        # What was made before a program set its provider goes to that one, too.
+        # Instruments that were made before a program set its provider report to that one, too.
         if self._is_default and any(each._is_default for each in _ACTIVE):  # noqa: SLF001 - of this class
             raise _instrumented()
         gauges = Gauges(policies, labels)
@@ -111,7 +111,7 @@ class Instruments:
         self._undo.close()
 
     def _mark_span(self, event: Event) -> None:
-        # A span has its event once, however many providers are instrumented.
+        # A span gets its event once, however many providers are instrumented.
         if type(event) is Departed and event.delay > 0 and _ACTIVE[:1] == [self]:
             span = trace.get_current_span()
             if span.is_recording():
@@ -160,7 +160,7 @@ class Rounds:
         self._lock = process.lock()
 
     def open(self, gauges: Gauges) -> None:
-        """Read these from now on."""
+        """Read these gauges from now on."""
         with self._lock:
             is_free = self._gauges is None
             if is_free:
@@ -193,7 +193,7 @@ class Rounds:
 
 _ACTIVE: list[Instruments] = []
 _ROUNDS: WeakKeyDictionary[MeterProvider, Rounds] = WeakKeyDictionary()
-"""What the instruments of each provider observe: a name that it knows gets no other callback."""
+"""By provider: an instrument that a provider has made keeps its first callback."""
 
 
 def _instrumented() -> ConfigError:

@@ -53,8 +53,8 @@ Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
 def instrument(*policies: Policy, registry: CollectorRegistry = REGISTRY, keys: Keys = 20) -> Instruments:
     """Count the calls of this process from now on, and show the state of the given policies.
 
-    - `keys`: how many keys of each policy get labels of their own, in order of arrival; or which keys, so
-      that they are the same in every process. All others share the label `other`.
+    - `keys`: how many keys of each policy get their own labels, in order of arrival; or which keys, so that
+      they are the same in every process. All others share the label `other`.
     - `registry`: where the metrics are registered. Instrument each registry once.
 
     `close()` of the result ends it, and so does leaving its `with` block.
@@ -63,18 +63,17 @@ def instrument(*policies: Policy, registry: CollectorRegistry = REGISTRY, keys: 
 
 
 class ShapekitCollector(Collector):
-    """The state of policies in their stores, read by each scrape: the part of `instrument` that counts
-    nothing.
+    """Shows the state of policies in their stores, read by each scrape, and counts no calls.
 
     For a process that exports what other processes have counted, as in the client's multiprocess mode. It
-    sees no calls, so it reads the named `keys`, and for a policy with a fixed key that one.
+    sees no calls, so it reads the named `keys`, and the keys of policies that have a fixed one.
     """
 
     def __init__(self, *policies: Policy, keys: Keys | Labels = 1) -> None:
         self._gauges = Gauges(policies, keys if isinstance(keys, Labels) else Labels(keys))
 
     def describe(self) -> list[Family]:
-        """The metrics without values: registering asks no store."""
+        """The metrics without values, so that registering asks no store."""
         return list(_families({metric: [] for metric in READ}))
 
     def collect(self) -> list[Family]:

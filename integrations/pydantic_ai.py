@@ -6,7 +6,7 @@
 `ShapedConcurrencyLimiter` limits requests in flight over all processes, wherever Pydantic AI takes a limiter.
 """
 
-# Its package is not always installed, and types some names otherwise.
+# The package is not always installed, and types some names differently.
 # pyright: reportMissingImports=false, reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _UnsentError(ModelAPIError):
         return type(self), self.args, {"model_name": self.model_name}
 
 
-# `ModelAPIError` would set what the decision says.
+# `ModelAPIError` would set it, but the decision says it.
 _BY_DECISION: Any = property(
     lambda error: error.decision.retry_after,
     lambda error, value: None,
@@ -70,7 +70,7 @@ _BY_DECISION: Any = property(
 
 
 class QueueFullError(errors.QueueFullError, _UnsentError):
-    """`shapekit.QueueFullError` that is also a `pydantic_ai.ModelAPIError`, on which a fallback goes on."""
+    """`shapekit.QueueFullError` that is also a `pydantic_ai.ModelAPIError`: fallbacks try the next model."""
 
     retry_after = _BY_DECISION
 
@@ -95,7 +95,7 @@ _REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError,
 class ShapedModel(WrapperModel):
     """A model whose requests wait for their tokens and their slots, or are refused.
 
-    A stream is settled at its end; one that is left early, at what was seen of it.
+    A stream is settled at its end; if it is left early, at what was seen of it.
     """
 
     budget: LLMBudget
@@ -118,7 +118,7 @@ class ShapedModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """One request, when it may leave."""
+        """Make a request when it may leave."""
         call = await self._admitted(messages, model_settings, model_request_parameters)
         async with _sending(call):
             response = await self.wrapped.request(messages, model_settings, model_request_parameters)
@@ -133,7 +133,7 @@ class ShapedModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: Any = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """One request that is answered by a stream, when it may leave."""
+        """Make a request that is answered by a stream, when it may leave."""
         call = await self._admitted(messages, model_settings, model_request_parameters)
         async with AsyncExitStack() as stack:
             async with _sending(call):
@@ -143,7 +143,7 @@ class ShapedModel(WrapperModel):
                     )
                 )
             process.background_ready()
-            # What is raised here is the caller's, or of an answer that has begun.
+            # An error here is the caller's, or came after the answer had begun.
             try:
                 yield stream
             except BaseException as error:
@@ -184,7 +184,7 @@ def _within(model: Any) -> Iterator[Any]:
 
 @asynccontextmanager
 async def _sending(call: LLMCall) -> AsyncGenerator[None]:
-    """Until the answer begins: an error before that says what the call cost."""
+    """A context until the answer begins: an error in it says what the call cost."""
     try:
         yield
     except BaseException as error:
@@ -193,7 +193,7 @@ async def _sending(call: LLMCall) -> AsyncGenerator[None]:
 
 
 def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
-    """The usage of an answer, in the words of OpenAI; some servers tell none."""
+    """The usage of an answer, in OpenAI's format; empty if the server reports none."""
     usage = response.usage
     if not usage.input_tokens and not usage.output_tokens:
         return []
@@ -210,7 +210,7 @@ def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
 
 
 def _heard(response: ModelResponse) -> StreamUsage:
-    """What is there of an answer that comes in pieces."""
+    """What has arrived of an answer that comes in pieces."""
     heard = StreamUsage()
     for usage in _told(response):
         heard.hear({"usage": usage})
@@ -222,7 +222,7 @@ def _heard(response: ModelResponse) -> StreamUsage:
 
 
 def _texts(message: ModelMessage) -> list[Any]:
-    """What a model reads of a message."""
+    """The parts of a message that a model reads."""
     said: list[Any] = [getattr(message, "instructions", None) or ""]
     for part in message.parts:
         said += [_text(getattr(part, name, None)) for name in ("tool_name", "content", "args")]
@@ -266,7 +266,7 @@ class ShapedConcurrencyLimiter(AbstractConcurrencyLimiter):
             raise ConfigError("policy", policy, "is not a policy with concurrency", fix)
         self.policy = policy
         """The policy whose permits are taken."""
-        # `release` does not say whose, and any task may call it. All are of one key, so any will do.
+        # `release` does not say which one, and any task may call it. All have one key, so any will do.
         self._taken: deque[Admission] = deque()
 
     async def acquire(self, source: str) -> None:

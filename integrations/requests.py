@@ -148,9 +148,9 @@ class ShapedAdapter(BaseAdapter):
     `response.shapekit` has the key, the delay and the decision of the request.
 
     A copy shares the limit of the original, and so does a pickled one in the same process. Another process
-    has a limit of its own, shared by all copies there. For one limit across processes, give it a store that
-    they share and make the adapter in each process: stores do not pickle. All other attributes are those of
-    the inner adapter.
+    has its own limit, shared by all copies there. For one limit across processes, give it a store that they
+    share and make the adapter in each process: stores do not pickle. All other attributes are those of the
+    inner adapter.
     """
 
     _adapter: BaseAdapter
@@ -255,7 +255,7 @@ class ShapedAdapter(BaseAdapter):
         return getattr(self._adapter, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A subclass may set attributes before it calls ours.
+        # A subclass may set attributes before it calls `__init__`.
         if "_adapter" in self.__dict__:
             setattr(self._adapter, name, value)
         else:
@@ -309,7 +309,7 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
 def _hold(response: Any, admission: Admission) -> None:
     """Keep the request in flight until its body has ended or is closed, through any of its objects."""
     raw = response.raw
-    # Without a connection, as of mocks, files and caches, the body is here already.
+    # Without a connection, as for mocks, files and caches, the body is here already.
     if getattr(raw, "closed", True) or getattr(raw, "connection", None) is None:
         admission.leave()
         return
@@ -320,7 +320,7 @@ def _hold(response: Any, admission: Admission) -> None:
 
 
 def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admission) -> Callable[[], Any]:
-    # Without a reference to the whole: a response that is dropped must be collected at once.
+    # Weak references: a response that is dropped must be collected at once.
     itself, call = weakref.ref(bearer), getattr(type(bearer), method)
 
     def leaving() -> Any:

@@ -49,11 +49,11 @@ NEAR_S = 2.5
 AHEAD_S = 1.25
 """How long before its slot a job comes back, give or take a second: RQ schedules by the second."""
 LEASE_S = 10.0
-"""When a job comes back that was waiting in a worker which has died."""
+"""After how many seconds a job comes back whose worker died while it waited."""
 SLOT_HEADER = "shapekit"
 """The field in the hash of a job that holds its slot."""
 _ADMITTED = "SHAPEKIT_RQ"
-"""The variable of the environment by which a worker tells the process of a job of its slot."""
+"""The environment variable in which a worker passes the slot to the process of its job."""
 
 
 def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -68,7 +68,7 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
     - `grace`: how late a job may start and still use its slot; otherwise it takes another. The default is
       three quarters of a slot, but at least 10 ms and at most 5 s.
 
-    A call waits where it is made, and so does a job in a worker of another class.
+    A direct call waits in place, and so does a job in a worker of another class.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -91,7 +91,7 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
 
 
 def _told_by_worker() -> tuple[str | None, Sequence[Any] | None]:
-    """The slot that the worker has taken for the running job, or its refusal. It is told once."""
+    """The slot that the worker has taken for the running job, or its refusal; only the first time."""
     job, told = get_current_job(), os.environ.get(_ADMITTED)
     if job is None or told is None:
         return None, None
@@ -122,7 +122,7 @@ class Shaping(BaseWorker):
         with self.connection.pipeline() as together:
             together.hget(job.key, SLOT_HEADER)
             together.hdel(job.key, SLOT_HEADER)
-            # If this worker dies while the job waits, the scheduler has it.
+            # If this worker dies while the job waits, the scheduler brings it back.
             together.zadd(key, {job.id: int(time.time() + LEASE_S)})
             together.lrem(queue.intermediate_queue_key, 1, job.id)
             told, *_ = together.execute()
@@ -180,12 +180,12 @@ def _is_dropped(status: bytes | None) -> bool:
 
 
 def _tasks_of(job: Job) -> ShapedTasks | None:
-    """How the jobs of this function are shaped; None if they are not, or it cannot be imported."""
+    """The `ShapedTasks` of the job's function; None if it is not shaped, or cannot be imported."""
     try:
         tasks: ShapedTasks | None = getattr(job.func, _ADMITTED, None)
     except Exception as error:
         if from_signal(error):
             raise
-        # RQ says so when it runs the job.
+        # RQ reports that when it runs the job.
         return None
     return tasks

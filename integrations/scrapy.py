@@ -1,4 +1,4 @@
-"""Scrapy: a downloader whose requests wait for their slots, also for those of spiders in other processes.
+"""Scrapy: a downloader whose requests wait for their slots; spiders in other processes can share the rate.
 
     # settings.py
     DOWNLOADER = "shapekit.integrations.scrapy.ShapedDownloader"
@@ -9,7 +9,7 @@ other hosts waiting. Each request that is sent counts, as it does for the server
 redirects, robots.txt.
 """
 
-# Its package is not always installed.
+# The package is not always installed.
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ __all__ = ["ShapedDownloader"]
 class ShapedDownloader(Downloader):
     """A downloader that shapes requests: the value of the setting `DOWNLOADER`.
 
-    The setting `SHAPEKIT` holds the keywords of `Policy`, or `policy`, the path of one that you made
-    elsewhere: "crawler.limits.api". Scrapy copies settings, so a store is given by its URL or path. Beside
-    these:
+    The setting `SHAPEKIT` holds the keywords of `Policy`, or `policy`, the import path of an existing one:
+    "crawler.limits.api". Scrapy copies settings, so a store is given by its URL or path. Beside these:
 
     - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
       callable that takes the `scrapy.Request`.
@@ -82,7 +81,7 @@ class ShapedDownloader(Downloader):
         self._waiting: Counter[Any] = Counter()
         """How many requests of a slot wait outside of its queue."""
         self._scopes: set[CancelScope] = set()
-        """Those of the waits, on the loop that they wait on."""
+        """The cancel scopes of waiting requests; used only on the loop that they wait on."""
         self._own_loop: _OwnLoop | None = None
         self._is_closing = False
         self._scheduled: WeakSet[Any] = WeakSet()
@@ -94,7 +93,7 @@ class ShapedDownloader(Downloader):
         crawler.signals.connect(self._stopped, signals.engine_stopped)
 
     def needs_backout(self) -> bool:
-        """Whether no more requests are to be taken from the scheduler."""
+        """Whether to take no more requests from the scheduler for now."""
         waiting = sum(count + len(slot.queue) for slot, count in self._waiting.items())
         return bool(0 < self.total_concurrency <= len(self.active) - min(waiting, self._most_waiting))
 
@@ -103,7 +102,7 @@ class ShapedDownloader(Downloader):
         told: str | None = request.meta.get(self.DOWNLOAD_SLOT)
         if told is not None and told != request.meta.get(_QUEUE):
             return told
-        # A redirect, and a request with the `meta` of a response, brings the queue of the one before.
+        # A redirect, or a request with the `meta` of a response, brings the queue of the request before it.
         request.meta.pop(self.DOWNLOAD_SLOT, None)
         request.meta[_QUEUE] = queue = self._queue_of(request)
         return queue
@@ -115,11 +114,11 @@ class ShapedDownloader(Downloader):
         try:
             admission = self._request_shaper.admission(request, request.meta.get(_META))
         except Exception:
-            # It would end the start of the crawl; the errback of the request gets it when its turn comes.
+            # Raised here, it would stop the start of the crawl. The request's errback gets it later.
             return slot
         if admission is None or admission.unentered().key == _host(request):
             return slot
-        # One key would keep the others of its host waiting.
+        # In one queue, a key would keep other keys of its host waiting.
         return f"{slot} {admission.key}"
 
     async def _enqueue_request(self, request: Any) -> Any:
@@ -128,9 +127,9 @@ class ShapedDownloader(Downloader):
             return await super()._enqueue_request(request)
         except _SpiderClosesError as error:
             if request not in self._scheduled:
-                # Somebody waits for the answer, as to robots.txt.
+                # Other code waits for the response, as for robots.txt.
                 raise IgnoreRequest(str(error)) from None
-            # The engine schedules what comes in place of a response; with JOBDIR, it is sent another time.
+            # The engine schedules a request that comes in place of a response; with JOBDIR, for another run.
             return request.replace(dont_filter=True)
 
     async def _send_in_turn(self, request: Any) -> Any:
@@ -170,7 +169,7 @@ class ShapedDownloader(Downloader):
                 if not self._is_closing:
                     return await enter(request, options)
                 if request not in self._scheduled:
-                    # Somebody waits for the answer, as an item for its files, and closing waits for them.
+                    # Other code waits for the response, as an item for its files, and closing waits for it.
                     with suppress(QueueFullError):
                         return await enter(request, options, fits_s=0)
             finally:
@@ -178,7 +177,7 @@ class ShapedDownloader(Downloader):
         raise _SpiderClosesError("the spider closes, and the request was not sent")
 
     def _on_loop(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-        """What to await for it to run on Scrapy's asyncio loop; where there is none, on one of our own."""
+        """Run a coroutine function on Scrapy's asyncio loop, or on our own without one; to be awaited."""
         if is_asyncio_available():
             return function(*args)
         if self._own_loop is None:
@@ -186,7 +185,7 @@ class ShapedDownloader(Downloader):
         return self._own_loop.run(function, *args)
 
     def _say_room(self) -> None:
-        # By itself the engine looks whether there is room when a request ends, and every five seconds.
+        # By itself, the engine checks for room only when a request ends, and every five seconds.
         engine: Any = self.crawler.engine
         engine._slot.nextcall.schedule()  # noqa: SLF001 - Scrapy has no other way to say it
 
@@ -195,7 +194,7 @@ class ShapedDownloader(Downloader):
         close, next_request = engine.close_spider_async, engine.scheduler.next_request
 
         def close_spider_async(**options: Any) -> Any:
-            # No signal says that the spider begins to close, and it waits until its requests have ended.
+            # No signal is sent when a spider begins to close, which waits until its requests have ended.
             self._is_closing = True
             if self._own_loop is not None:
                 self._own_loop.call(self._stop_waiting)
@@ -232,11 +231,11 @@ class _OwnLoop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        # A process that is told to end at once does not wait for it.
+        # A daemon, so that a process that ends at once does not wait for it.
         threading.Thread(target=self._work, name="shapekit-scrapy", daemon=True).start()
 
     def run(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-        """Run it as a task; a Deferred of what comes of it."""
+        """Run it as a task; returns a Deferred of its result."""
         from twisted.internet import reactor  # pyright: ignore[reportMissingImports] # noqa: PLC0415 - installed by now
 
         deferred: Any = Deferred()
@@ -276,11 +275,11 @@ class _OwnLoop:
 _META = "shapekit"
 """The key of a request's `meta` that holds its options."""
 _QUEUE = "shapekit_queue"
-"""The one that holds the name of the queue, if that was not given by the spider."""
+"""The key that holds the name of the queue, unless the spider gave one."""
 
 
 def _request_shaper(settings: Any) -> tuple[RequestShaper, Store | None]:
-    """How the setting says to shape, and the store that has to be closed in the end."""
+    """The request shaper of the setting, and the store to close at the end, if it was made here."""
     try:
         shaping = settings.getdict("SHAPEKIT")
     except (TypeError, ValueError):

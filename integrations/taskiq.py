@@ -50,18 +50,18 @@ AHEAD_S = 0.5
 POLL_S = 0.1
 """How often workers look for tasks that have become due."""
 LEASE_S = 10.0
-"""When a task comes back that was waiting in a worker which has died, if its broker has forgotten it."""
+"""After how many seconds a task comes back whose worker died while it waited, if the broker forgot it."""
 SLOT_HEADER = "shapekit"
 """The label of a message that holds its slot."""
 PARKED = "shapekit:taskiq:"
-"""The prefix of the Redis key where the messages of a queue are that come back later."""
+"""The prefix of the Redis key that holds a queue's messages that come back later."""
 _SHAPED = "_shapekit_taskiq"
-"""The attribute of a task's function that says how it is shaped, and what it was made from."""
+"""The attribute of a shaped function with its `ShapedTasks` and the original function."""
 
 _PARK = """
 local now = redis.call('TIME')
 local ended = redis.call('ZREM', KEYS[1], ARGV[3])
--- A lease that has gone has brought the message back, unless this is said a second time.
+-- If the lease is gone, it has brought the message back, unless this is a repeated request.
 if ARGV[3] ~= '' and ended == 0 and not redis.call('ZSCORE', KEYS[1], ARGV[2]) then
     return 0
 end
@@ -98,7 +98,7 @@ def shaped_task(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callab
     - `grace`: how late a task may start and still use its slot; otherwise it takes another. The default is
       three quarters of a slot, but at least 10 ms and at most 5 s.
 
-    A call waits where it is made, and so does a task in a worker with another receiver.
+    A direct call waits in place, and so does a task in a worker with another receiver.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -147,16 +147,16 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         if shaped is None:
             return await super().run_task(target=target, message=message, **kwargs)
         tasks, function = shaped
-        # Without the slot, because what taskiq sends again takes another.
+        # Without the slot, so that a message that taskiq sends again takes another.
         slot_header = message.labels.pop(SLOT_HEADER, None)
-        # Middleware has changed the message, and does so again when it comes back.
+        # Without the changes by middleware, which are made again when the message comes back.
         received = self._received.get()
         lease = await self._parking.keep(received, LEASE_S) if self._is_forgotten(message) else None
         try:
             admitted = await tasks.admit(TASKS, slot_header, *self._arguments(function, message))
         except Exception as error:
             if isinstance(error, RateLimitedError):
-                # Not to be retried as other errors are.
+                # A refusal is not retried as other errors are.
                 message.labels["retry_on_error"] = False
             target = _raising(function, error)
         else:
@@ -172,10 +172,10 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         return await super().run_task(target=target, message=message, **kwargs)
 
     def _is_forgotten(self, message: Any) -> bool:
-        """Whether the broker knows nothing more of a message that a worker has received."""
+        """Whether the broker has forgotten a message as soon as a worker has received it."""
         if isinstance(self.broker, ListQueueBroker):
             return True
-        # Before 0.13, tasks have no such label of their own.
+        # Before 0.13, tasks have no label for that.
         asked = getattr(self, "_get_ack_time", lambda _: self.ack_time)
         return bool(asked(message) == AcknowledgeType.WHEN_RECEIVED)
 
@@ -205,15 +205,15 @@ class _Parking:
         try:
             return bool(await self._redis.zrem(self._key, lease))
         except Exception as error:
-            # It may run twice, but it is not lost.
+            # The task may run twice, but it is not lost.
             log.warning("a lease cannot be ended: %s", error)
             return True
 
     async def keep(
         self, received: bytes, delay_s: float, slot_header: str | None = None, lease: bytes | None = None
     ) -> bytes | None:
-        """Have a message come back as it was received, after so many seconds, with its slot, and in place of
-        its lease. None, and nothing is done, if that has brought it back already.
+        """Make a message come back as it was received, after `delay_s`, with its slot and in place of its
+        lease. Returns None and does nothing if the lease has brought it back already.
         """
         message = self._formatter.loads(received)
         message.labels.pop(SLOT_HEADER, None)
@@ -225,12 +225,12 @@ class _Parking:
             try:
                 is_kept = await self._park([self._key], [round(delay_s * 1000), data, lease or b""])
             except Exception as error:
-                # taskiq would take the task for done: it would be lost.
+                # If this raised, taskiq would take the task for done, and it would be lost.
                 log.warning("task %s cannot be put back yet: %s", message.task_id, error)
                 await asyncio.sleep(AGAIN_S)
                 is_unsure = True
             else:
-                # If an answer was lost, it may have been kept, and come back with this slot.
+                # If an answer was lost, the message may have been kept, and will come back with this slot.
                 return data if is_kept or is_unsure else None
 
     async def bring_back(self) -> None:
@@ -253,7 +253,7 @@ def _needed(signature: inspect.Signature) -> Iterator[str]:
 
 
 def _raising(target: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """In place of a task's function: what raises an error."""
+    """A function that raises the error in place of the task's function."""
 
     @functools.wraps(target)
     async def refuse(*args: Any, **kwargs: Any) -> None:
@@ -263,7 +263,7 @@ def _raising(target: Callable[..., Any], error: Exception) -> Callable[..., Any]
 
 
 def _no_result(message: Any) -> Any:
-    """What taskiq neither stores nor retries."""
+    """A result that taskiq neither stores nor retries."""
     return TaskiqResult(
         is_err=True, return_value=None, execution_time=0, labels=message.labels, error=NoResultError()
     )

@@ -7,11 +7,11 @@
         with attempt:
             ...
 
-`ashaped_retrying` is its awaitable twin, for asyncio and trio. The parts serve any `Retrying` of yours:
+`ashaped_retrying` is its awaitable twin, for asyncio and trio. The parts work with any other `Retrying`:
 `wait_slot`, `wait_retry_after`, `retry_if_throttled`, `stop_when_quota_exhausted`.
 
-Each attempt of a call leaves when the policy lets it, and retries are paid for from a budget: how many calls
-may be tried again, of those that all workers make.
+Each attempt of a call waits for a slot of the policy. Retries are paid for from a budget, which bounds them
+to a share of the calls that all workers make.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class wait_retry_after(wait_base):  # noqa: N801
         if fallback is not None and not callable(fallback):
             raise ConfigError("fallback", fallback, "is not a wait", "pass one, such as wait_fixed(1)")
         self.fallback = tenacity.wait_random_exponential(max=60) if fallback is None else fallback
-        """Says how long to wait where neither the server nor a refusal does."""
+        """Says how long to wait if neither the server nor a refusal does."""
         self._feedback = Feedback(max_hold=max_hold)
 
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
@@ -114,7 +114,7 @@ class wait_retry_after(wait_base):  # noqa: N801
 
 
 def _stated_s(feedback: Feedback, ending: CallOutcome) -> float:
-    """How long the ending of a call itself says to wait, at most the longest hold; 0 if nothing is said."""
+    """How long the outcome of a call asks to wait, at most the longest hold; 0 if it does not say."""
     refusal = ending.refusal
     if refusal is not None:
         return min(refusal.retry_after, feedback.max_hold_s)
@@ -123,7 +123,7 @@ def _stated_s(feedback: Feedback, ending: CallOutcome) -> float:
 
 
 class _Asking:
-    """What attempts ask of a policy: the given key and cost, or the policy's own."""
+    """The key and the cost of attempts: the given ones, or the policy's own."""
 
     def __init__(self, policy: Policy, *, key: str | None = None, cost: int | None = None) -> None:
         self._policy = checked_policy(policy)
@@ -132,7 +132,7 @@ class _Asking:
 
 
 class _Slots(_Asking):
-    """The slots of a policy, for attempts of a Retrying that knows nothing of it."""
+    """Takes slots of a policy for the attempts of a plain Retrying."""
 
     def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
@@ -170,7 +170,7 @@ class _Slots(_Asking):
 
 
 class wait_slot(_Slots, wait_base):  # noqa: N801
-    """Makes each retry take a slot of the policy, and leave at it.
+    """Makes each retry wait for a slot of the policy.
 
     When tenacity asks how long to wait, this takes the earliest slot and waits for it, as every shaped call
     does: a hold moves the slot, and an interrupted wait gives it back. Afterwards there is nothing left to
@@ -180,7 +180,7 @@ class wait_slot(_Slots, wait_base):  # noqa: N801
     tenacity asks for the wait before it asks whether to stop. This asks `stop` first, with the delay as
     `upcoming_sleep`, so no slot is wasted on an attempt that is not made.
 
-    Do not add another wait to it: tenacity would sleep that after the slot. The first attempt takes no slot.
+    Do not add another wait to it: tenacity would sleep it after the slot. The first attempt takes no slot.
     If the function is shaped itself, by `@shaped` or a transport, every attempt takes a slot already.
     """
 
@@ -218,11 +218,11 @@ class RetryBudget:
     workers that share the store, at most `share x calls + reserve` are retries. Time plays no part in it.
     A retry that is not made after all gives its token back.
 
-    What is counted is what is missing, in a FixedWindow whose window outlives us: a check takes a token or
-    is denied, a refund gives back, down to nothing missing, and every store does each at once for
-    all workers. (Where that window ends, in the year 2041, the bucket is full once more.)
+    The missing tokens are counted, in a FixedWindow that lasts for decades: a check takes a token or is
+    denied, a refund gives tokens back until none is missing, and every store does each atomically for all
+    workers. (When that window ends, in the year 2041, the bucket is full once more.)
 
-    A store that cannot be asked pays for no retry, and what is earned meanwhile is lost.
+    While the store does not answer, no retry is paid for, and what calls earn is lost.
     """
 
     def __init__(self, store: Store, name: str, *, share: float, reserve: int) -> None:
@@ -237,19 +237,19 @@ class RetryBudget:
         self._check = store.twin(name, bucket, CHECK)
 
     async def earn(self, driver: Driver) -> None:
-        """A call is made for the first time."""
+        """Add what a call earns, once for all its attempts."""
         with suppress(StoreUnavailableError):
             await driver.ask(self._refund, _KEY, self._earned, self._now_us())
 
     async def spend(self, driver: Driver) -> bool:
-        """Whether a call may be made again; if so, that is paid for."""
+        """Pay for a retry; returns whether there was a token for it."""
         try:
             return bool(await driver.ask(self._check, _KEY, _TOKEN))
         except StoreUnavailableError:
             return False
 
     async def give_back(self, driver: Driver) -> None:
-        """A retry that was paid for is not made."""
+        """Give back the token of a retry that is not made."""
         with suppress(StoreUnavailableError):
             await driver.ask(self._refund, _KEY, _TOKEN, self._now_us())
 
@@ -258,11 +258,11 @@ class RetryBudget:
 
 
 class Attempts(_Asking):
-    """The attempts of any number of calls that ask the same of one policy.
+    """The attempts of any number of calls with one policy, key and cost.
 
-    A call is known by an object of the caller's, `call`. `leave` is called when an attempt is about to
-    leave, waits for its slot and returns how many seconds that took; `end` when it has ended. What is
-    observed of an ending holds the key for all workers; a store that is gone takes no ending away.
+    `call` is any object that identifies a call. `leave` waits for the slot of an attempt, and returns how
+    many seconds that took; `end` is called when the attempt has ended. A hold that `end` observes is for all
+    workers. If the store does not answer then, the attempt ends as it would have.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Attempts(_Asking):
         self._paid: WeakSet[Any] = WeakSet()
 
     async def leave(self, driver: Driver, call: object) -> float:
-        """Wait for the slot, or raise what it is refused with."""
+        """Wait for the slot, or raise the refusal."""
         began_us = self.clock.now_us()
         admission = self._policy.admit(self._key, cost=self._cost, max_wait=self._max_wait)
         try:
@@ -303,14 +303,14 @@ class Attempts(_Asking):
         return waited
 
     async def pay(self, driver: Driver, call: object) -> bool:
-        """Whether the budget pays for another attempt."""
+        """Pay for another attempt; returns whether the budget could."""
         is_paid = await self.budget.spend(driver)
         if is_paid:
             self._paid.add(call)
         return is_paid
 
     async def unpay(self, driver: Driver, call: object) -> None:
-        """The attempt that was paid for, if one was, is not made."""
+        """Give back what was paid for an attempt that is not made, if anything was."""
         if call in self._paid:
             self._paid.discard(call)
             await self.budget.give_back(driver)
@@ -320,7 +320,7 @@ class Attempts(_Asking):
         return self._admissions.get(call)
 
     async def end(self, driver: Driver, call: object, ending: CallOutcome) -> None:
-        """Hear what the server says, and give back what never counted."""
+        """Observe what the server says, and refund an attempt that does not count."""
         admission, answer, failure = self._admissions[call], ending.answer, ending.failure
         if answer is not None:
             await observe(driver, admission, answer)
@@ -329,7 +329,7 @@ class Attempts(_Asking):
 
 
 class _StopWithin(stop_base):
-    """Stop when the other says so, or when no retry can be paid for."""
+    """Stop when the given `stop` says so, or when no retry can be paid for."""
 
     def __init__(self, stop: Any, attempts: Attempts) -> None:
         self.stop = stop
@@ -345,7 +345,7 @@ class _AsyncStopWithin(_StopWithin):
 
 
 class _Nap:
-    """The sleep before a retry, which has been paid for: it costs nothing if it is interrupted."""
+    """The sleep before a retry that was paid for; gives the token back if it is interrupted."""
 
     def __init__(self, sleep: Callable[[float], Any], budget: RetryBudget) -> None:
         self.sleep = sleep
@@ -369,7 +369,7 @@ class _AsyncNap(_Nap):
 
 
 class _Shaped(tenacity.BaseRetrying):
-    """What the two below have in common."""
+    """What the shaped Retrying and AsyncRetrying have in common."""
 
     attempts: Attempts
     feedback: Feedback
@@ -401,7 +401,7 @@ class _Shaped(tenacity.BaseRetrying):
         self.statistics["waited_for_server"] = 0.0
 
     async def begins(self, driver: Driver, state: RetryCallState) -> None:
-        """Before tenacity decides: wait for the slot of an attempt, or hear how it has ended."""
+        """Called before tenacity decides: wait for the slot of an attempt, or end an attempt."""
         if state.outcome is None:
             self.statistics["waited_for_slots"] += await self.attempts.leave(driver, state)
         else:
@@ -409,7 +409,9 @@ class _Shaped(tenacity.BaseRetrying):
             await self.attempts.end(driver, state, _ending(state))
 
     def take_back(self, state: RetryCallState) -> Callable[[RetryCallState], Any] | None:
-        """A retry could not leave: then all is as the attempt before it ended. None if there was none."""
+        """Undo a retry that was refused. Returns what concludes the call with the attempt before it; None if
+        there was none.
+        """
         before = self.ended.get(state)
         if before is None:
             return None
@@ -419,7 +421,7 @@ class _Shaped(tenacity.BaseRetrying):
         return self.retry_error_callback or _as_it_ended
 
     async def decided(self, driver: Driver, state: RetryCallState, do: Any) -> None:
-        """Only where tenacity sleeps another attempt comes next."""
+        """Called after tenacity has decided: if it does not sleep, there is no other attempt to pay for."""
         if isinstance(do, tenacity.DoSleep):
             told = _stated_s(self.feedback, _ending(state))
             self.statistics["waited_for_server"] += min(told, do)
@@ -427,7 +429,7 @@ class _Shaped(tenacity.BaseRetrying):
             await self.attempts.unpay(driver, state)
 
     async def broken_off(self, driver: Driver, state: RetryCallState, error: BaseException) -> None:
-        """tenacity, or what it has asked, has raised an error."""
+        """Called if tenacity, or a function that it has called, has raised an error."""
         await driver.given_back(error, partial(self.attempts.unpay, driver, state))
         if state.outcome is None:  # the call that has its slot is not made
             ending = CallOutcome(failure=error)
@@ -435,9 +437,9 @@ class _Shaped(tenacity.BaseRetrying):
 
 
 class _Attempt(tenacity.AttemptManager):
-    """An attempt of a loop, whose call ends with its block: the loop may be left there.
+    """An attempt of a `for` loop. Its call ends with its block, since the loop may be left there.
 
-    What it ended with may be set after the block, and is heard when the loop goes on.
+    The outcome may be set after the block, and is observed when the loop continues.
     """
 
     def __init__(self, state: RetryCallState, attempts: Attempts) -> None:
@@ -448,7 +450,7 @@ class _Attempt(tenacity.AttemptManager):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         is_swallowed = super().__exit__(kind, error, trace)
-        # The collector may end a generator in the midst of anything: then no store is asked.
+        # The garbage collector may end a generator at any point, where the store must not be asked.
         if self._admission is not None and kind is not GeneratorExit:
             self._leave(self._admission)
         return is_swallowed
@@ -524,7 +526,7 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
         await self.decided(TASKS, retry_state, do)
         return do
 
-    # tenacity keeps the state of a run on the object, where tasks that share it would meet.
+    # tenacity keeps the state of a run on the object, which tasks may share: each run gets a copy.
 
     async def __call__(self, fn: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return await AsyncRetrying.__call__(self._of_one_run(), fn, *args, **kwargs)
@@ -543,7 +545,7 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
 
 
 class _Options(TypedDict, total=False):
-    """tenacity's own."""
+    """The options of tenacity."""
 
     sleep: Any
     stop: Any
@@ -628,7 +630,7 @@ def _ending(state: RetryCallState) -> CallOutcome:
 
 
 def _as_it_ended(state: RetryCallState) -> Any:
-    """What the last attempt returned; or raise what it raised."""
+    """Return what the last attempt returned, or raise what it raised."""
     outcome = state.outcome
     if outcome is not None and outcome.failed:
         tenacity.RetryError(outcome).reraise()
