@@ -1,4 +1,4 @@
-"""A crawler that a strict site need not refuse: run it. The site comes along, and takes 25 calls a second."""
+"""A crawler that stays under a site's limit. Run it: it brings a site that takes 25 calls a second."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ WORKERS = 8
 
 
 class Site:
-    """Pages that link to each other, and a strict doorman."""
+    """Pages that link to each other, behind a strict limit."""
 
     def __init__(self) -> None:
         self.served: list[float] = []
@@ -31,7 +31,7 @@ class Site:
 
 
 async def crawl(session: aiohttp.ClientSession, start: str) -> set[str]:
-    """All pages that can be reached. Eight workers; none of them knows of a limit."""
+    """Find all pages that can be reached, with eight workers whose code has no limits in it."""
     found, queue = {start}, asyncio.Queue[str]()
     queue.put_nowait(start)
 
@@ -57,7 +57,7 @@ async def crawl(session: aiohttp.ClientSession, start: str) -> set[str]:
 
 
 async def main() -> None:
-    """Serve the site, crawl it, and say how it went."""
+    """Serve the site, crawl it, and report the result."""
     site = Site()
     application = web.Application()
     application.router.add_get(r"/{number:\d+}", site.page)
@@ -65,7 +65,7 @@ async def main() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    # A little below what the site admits: requests leave evenly, and arrive almost so.
+    # A little below the site's limit: requests leave evenly, but do not arrive quite as evenly.
     polite = shaped_middleware(rate=f"{MOST}/s", headroom=0.2)
     start = time.monotonic()
     async with aiohttp.ClientSession(f"http://{host}:{port}", middlewares=[polite]) as session:

@@ -1,4 +1,4 @@
-"""Two processes share one rate, and wait together when the server says so: run it. It needs httpx."""
+"""Two processes share one rate, and wait together when the server says so. Run it: it needs httpx."""
 
 import subprocess
 import sys
@@ -15,11 +15,11 @@ from shapekit.integrations.httpx import ShapedTransport
 
 CALLS = 6
 REFUSED = 5
-"""Which request the server refuses, counted from one."""
+"""The number of the request that the server refuses, counted from 1."""
 
 
 def work(name: str, url: str, path: str) -> None:
-    """One worker: a client, a store that it shares with the others, and no word about limits from here on."""
+    """One worker: a client with a store that all workers share. The calls themselves mention no limits."""
     store = SQLiteStore(path)
     with httpx.Client(transport=ShapedTransport(rate="10/s", name="stub", store=store)) as client:
         for _ in range(CALLS):
@@ -28,7 +28,7 @@ def work(name: str, url: str, path: str) -> None:
 
 
 class Stub(BaseHTTPRequestHandler):
-    """A server that says when requests come, and once that it is too much."""
+    """A server that prints when requests arrive, and refuses one of them."""
 
     arrivals = 0
     start = time.monotonic()
@@ -48,8 +48,8 @@ class Stub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Nothing: what there is to say has been said."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Print nothing more."""
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""Requests and tokens per minute at once: reserve an estimate, settle what it was. Run it: it needs nothing.
+"""Limits on requests and tokens: each call reserves an estimate, and settles what it has used.
 
-A stub of a language model comes along. Four threads share 600 requests and 60,000 tokens a minute.
+Run it: it brings a stub of a language model, and needs nothing else. Four threads share 600 requests and
+60,000 tokens a minute.
 """
 
 import json
@@ -19,7 +20,7 @@ PROMPT_TOKENS = 20
 CAPACITY = 6_000
 
 # Calls in flight are reserved in full, so the bucket holds more than an estimate for each worker: with less
-# they would wait for each other's estimates, and not for the limit. It is small here to be seen at work.
+# they would wait for each other's estimates, and not for the limit. It is small here, to show its effect.
 budget = LLMBudget(requests="600/min", tokens="60k/min", capacity=CAPACITY, tokens_per_day="2M")
 
 
@@ -32,17 +33,17 @@ class Answered(NamedTuple):
 
 
 def ask(url: str, prompt: str) -> Answered:
-    """One call: as much as it can use at most is reserved, and what it did use settled."""
+    """One call: reserves the most that it can use, and settles what it has used."""
     with budget.admit((PROMPT_TOKENS, MAX_TOKENS)) as call:
         body = json.dumps({"prompt": prompt, "max_tokens": MAX_TOKENS}).encode()
         with urllib.request.urlopen(url, data=body) as response:
             answer = json.load(response)
-        call.settle(answer)  # the rest is there for others at once
+        call.settle(answer)  # other calls can use the rest at once
     return Answered(call.reserved.total, answer["usage"]["total_tokens"], call.delay)
 
 
 class Stub(BaseHTTPRequestHandler):
-    """A model that never says as much as it may, and counts."""
+    """A model that never uses all the tokens that it may, and counts those that it does."""
 
     lock = threading.Lock()
     requests = tokens = 0
@@ -60,8 +61,8 @@ class Stub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Nothing: it is summed up below."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Print nothing: `main` prints a summary."""
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ def today(in_s: float = 0.0) -> str:
 
 
 def nightly(calls: int) -> int:
-    """The job of a night: as many calls as the budget allows; returns how many."""
+    """A nightly job: makes as many of the calls as the budget allows, and returns how many that were."""
     for number in range(calls):
         try:
             with geocoder.admit():
@@ -37,16 +37,16 @@ def main() -> None:
     while nightly(A_DAY) == A_DAY:
         left -= A_DAY
         if night % 7 == 0:
-            # What is asked of the forecast is not taken.
+            # A forecast consumes nothing.
             print(f"{today()}  {left} are left, and call {left + 1} would leave on", end=" ")
             print(today(geocoder.forecast(left + 1).last_in))
         clock.advance(DAY_S - clock.now() % DAY_S + 6 * 3_600)  # until six o'clock tomorrow
         night += 1
 
-    # Whoever would rather wait says how long. Nothing is consumed by those who would wait longer.
+    # To wait for the next month, say how long a wait may be. A call that would wait longer consumes nothing.
     with geocoder.admit(max_wait="31d") as admission:
         print(f"{today()}  a call left that had waited for {admission.delay / DAY_S:.2f} days")
-    # It turned out to be a batch that counts as a hundred.
+    # The call was a batch that costs a hundred.
     admission.settle(100)
     left = BUDGET - 100
     print(f"{today()}  {left} are left, and call {left + 1} would leave on", end=" ")

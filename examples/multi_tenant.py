@@ -1,6 +1,6 @@
-"""Each customer has a rate of their own, by their plan, and all together keep within ours: run it.
+"""Each customer has the rate of their plan, and all together stay under the rate of our account.
 
-A stub of the API comes along; it needs nothing else.
+Run it: it brings a stub of the API, and needs nothing else.
 """
 
 import threading
@@ -15,19 +15,19 @@ from shapekit import Policy, QueueFullError
 PLAN_OF = {"anna": "pro", "bert": "free", "cleo": "free"}
 CALLS, FLOOD = 6, 30
 
-# A key is counted for itself: every customer of a plan has its whole rate.
+# Each key is counted separately: every customer of a plan has the plan's whole rate.
 plans = {
     "free": Policy("5/s", name="free", max_wait="1s"),
     "pro": Policy("20/s", burst=3, name="pro", max_wait="5s"),
 }
 account = Policy("50/s", name="account")
-"""What the API admits for all of us."""
+"""What the API allows our account, for all customers together."""
 
 
 def call(customer: str, url: str) -> float:
     """One call; returns how long it waited for the customer's own slot.
 
-    The slot of all stands next to the call, so that none is taken in vain.
+    The account's slot is taken last, right before the call, so that none is taken in vain.
     """
     with plans[PLAN_OF[customer]].admit(customer) as own, account.admit():
         request = urllib.request.Request(url, headers={"X-Customer": customer})
@@ -36,7 +36,7 @@ def call(customer: str, url: str) -> float:
 
 
 class Stub(BaseHTTPRequestHandler):
-    """An API that counts who comes."""
+    """An API that counts the calls of each customer."""
 
     lock = threading.Lock()
     calls: ClassVar[Counter[str]] = Counter()
@@ -48,17 +48,17 @@ class Stub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Nothing: it is summed up below."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Print nothing: `main` prints a summary."""
 
 
 def work(customer: str, url: str) -> float:
-    """One call after the other; returns the longest wait."""
+    """Make one call after another; returns the longest wait."""
     return max([call(customer, url) for _ in range(CALLS)])
 
 
 def flood(customer: str, url: str) -> Counter[str]:
-    """Far more calls at once than the plan allows: those that would wait too long are refused."""
+    """Make far more calls at once than the plan allows: those that would wait too long are refused."""
 
     def attempt(_: int) -> str:
         try:

@@ -1,6 +1,6 @@
-"""The SDKs of OpenAI and Anthropic keep to a rate, and wait when the server says so: run it. It needs both.
+"""The SDKs of OpenAI and Anthropic keep to a rate, and wait when the server says so. Run it: it needs both.
 
-No key is needed: a stub server comes along, and answers in place of both.
+It needs no API key: it brings a stub server that answers in place of both.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from shapekit.integrations.httpx2 import shape
 
 WORKERS = 4
 REFUSED = 2
-"""Which request the server refuses, counted from one."""
+"""The number of the request that the server refuses, counted from 1."""
 
 
 def ask_openai(url: str) -> list[str | None]:
-    """Threads that share a client, shaped where it is made. Of limits nothing is said from here on."""
+    """Threads share a client that is shaped where it is made. The calls themselves mention no limits."""
     http_client = shape(openai.DefaultHttpx2Client(), rate="5/s")
     with openai.OpenAI(
         api_key="none", base_url=f"{url}/v1", http_client=http_client, max_retries=2
@@ -75,11 +75,11 @@ ANSWERS: dict[str, dict[str, object]] = {
 
 
 class Stub(BaseHTTPRequestHandler):
-    """A server that says when requests come, and once for each SDK that it is too much."""
+    """A server that prints when requests arrive, and refuses one request of each SDK."""
 
     protocol_version = "HTTP/1.1"
     lock = threading.Lock()
-    arrivals: dict[str, list[float]] = {path: [] for path in ANSWERS}  # noqa: RUF012 - all handlers' own
+    arrivals: dict[str, list[float]] = {path: [] for path in ANSWERS}  # noqa: RUF012 - all handlers share it
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -98,8 +98,8 @@ class Stub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Nothing: what there is to say has been said."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Print nothing more."""
 
 
 def main() -> None:

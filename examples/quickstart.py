@@ -1,4 +1,4 @@
-"""Calls that leave at the right moment: run it. It takes a second and needs no network."""
+"""Calls that leave at the right moment. Run it: it takes a second and needs no network."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ def paced() -> None:
 
 
 def refused() -> None:
-    """Asked "now?", two limits decide together, and a refusal says who refused and for how long."""
+    """Two limits decide together about each call; a refusal names the limit, and says how long to wait."""
     print("two in a minute, and a budget for the month, decided together:")
     clock = ManualClock()  # virtual time: the minutes below take no time at all
     gate = Gate(all_of(pace=GCRA("2/min"), month=Quota("3/month")), clock=clock)

@@ -1,4 +1,4 @@
-"""Eight workers retry what a sick server refuses, within a rate and a budget: run it. It needs tenacity."""
+"""Eight workers retry calls to a failing server, within a rate and a budget. Run it: it needs tenacity."""
 
 import threading
 import urllib.error
@@ -27,13 +27,13 @@ retrying = shaped_retrying(
 
 @retrying.wraps
 def fetch(url: str) -> int:
-    """One call. What it raises carries the server's answer, and so is heard and perhaps retried."""
+    """One call. Its exception carries the server's response, which shapekit reads to decide about a retry."""
     with urllib.request.urlopen(url) as response:
         return int(response.status)
 
 
 class Stub(BaseHTTPRequestHandler):
-    """A server that fails every other request, and with the tenth asks for a second's rest."""
+    """A server that fails every other request, and with the tenth asks clients to wait for a second."""
 
     statuses: ClassVar[Counter[int]] = Counter()
     lock = threading.Lock()
@@ -49,8 +49,8 @@ class Stub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Nothing: it is summed up below."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Print nothing: `main` prints a summary."""
 
 
 def work(url: str, ended: Counter[str]) -> None:

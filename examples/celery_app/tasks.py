@@ -16,12 +16,12 @@ records = redis.Redis.from_url(URL)
 
 @app.task(base=ShapedTask, shape={"rate": "20/s", "key": "{account}"})
 def sync(account: str, number: int) -> int:
-    """A call to an API that admits twenty a second for each account."""
+    """A call to an API that allows each account twenty a second."""
     records.rpush(f"starts:{account}", time.time())
     return number
 
 
 @app.task
 def ping(asked: float) -> float:
-    """Has nothing to do with the API, and should not have to wait for those who have."""
+    """Does not call the API, and should not have to wait for tasks that do."""
     return time.time() - asked

@@ -1,4 +1,4 @@
-"""Shows the service in `app.py`: run it. It starts a stub of the API and uvicorn, and ends them again.
+"""Shows the service in `app.py`. Run it: it starts a stub of the API and uvicorn, and stops them again.
 
 It needs fastapi, uvicorn and httpx.
 """
@@ -21,7 +21,7 @@ AT_ONCE, LATER = 30, 10
 
 
 class Stub(BaseHTTPRequestHandler):
-    """The API: it notes what comes."""
+    """The API: it records the requests."""
 
     protocol_version = "HTTP/1.1"
     served = SimpleQueue[str]()
@@ -35,18 +35,18 @@ class Stub(BaseHTTPRequestHandler):
         self.wfile.write(body)
         Stub.served.put(self.path)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Nothing: it is summed up below."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Print nothing: `show` prints a summary."""
 
 
 async def ask(url: str) -> list[httpx.Response]:
-    """All at once, as on a busy day."""
+    """Send all requests at once, as on a busy day."""
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         return await asyncio.gather(*[client.get(f"/quotes/{number}") for number in range(AT_ONCE)])
 
 
 def started(service: "subprocess.Popen[str]") -> str:
-    """The address that uvicorn says it listens at."""
+    """The address that uvicorn reports."""
     assert service.stderr is not None
     for line in service.stderr:
         if found := re.search(r"running on (http://[\d.:]+)", line):
