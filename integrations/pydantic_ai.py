@@ -61,7 +61,7 @@ class _UnsentError(ModelAPIError):
         return type(self), self.args, {"model_name": self.model_name}
 
 
-# `ModelAPIError` would set it, but the decision says it.
+# `retry_after` follows from the decision. `ModelAPIError.__init__` assigns to it, which the setter ignores.
 _BY_DECISION: Any = property(
     lambda error: error.decision.retry_after,
     lambda error, value: None,

@@ -611,7 +611,7 @@ class Sleepers:
 _SLEEPERS = process.begin_anew(Sleepers.begin)
 
 _ENOUGH = 2
-"""How many trips are needed to tell how long a quick one takes: the first ones connect and load scripts."""
+"""How many trips are needed to know how long a quick one takes: the first ones connect and load scripts."""
 _SLOWLY = 16
 """A slow answer raises the estimated length of a trip by one part in this many."""
 _DRIFT = 5_000

@@ -734,7 +734,7 @@ class Admission:
             is_success = status < _ILL and status != _REFUSED
             return RateSignal(age_us, is_refusal=False, is_success=is_success, waited=waited)
         is_about_all = hint.scope is None or self.target is None
-        # With any other status, nothing remaining means only that this was the last call of its window.
+        # With any other status, a hold may only mean that this was the last call of its window.
         refused = status == _REFUSED or (
             status >= _FAILED and hint.hold_s > 0 and (hint.remaining != 0 or status in _REFUSING)
         )

@@ -143,8 +143,8 @@ class Terminal:
 
 
 _DRAWN: WeakSet[Terminal] = WeakSet()
-"""The output that draws: a terminal has room for one loop, and a second one goes to the log. If a loop is
-interrupted before it begins, its output leaves this set when it is collected.
+"""The output that draws: a terminal has room for one loop, and a second one goes to the log. The output of a
+loop that is interrupted before it begins leaves this set when it is collected.
 """
 
 

@@ -142,7 +142,7 @@ class Shaper:
         self._adaptive = AdaptiveRate(self.core) if queue.adapts else None
         # Bound once, for the path of every call.
         self._check, self._waiter = self.core.check, self.core.waiter
-        # The store's answer is timed, as it may come after the slot. An instant store's answer need not be.
+        # The store's answer is timed, as it may come after the slot; an instant store's answer cannot.
         self._now_us = None if opened.instant else opened.clock.now_us
         self._grant, self._agrant = self.core.grant.call, self.core.grant.acall
 
@@ -274,7 +274,7 @@ class Shaper:
         """End a hold; returns for how many more seconds the key stays held, so that all waiting calls notice.
 
         In memory that is a quarter of a second. In a shared store it is a twelfth of the rest of the hold: at
-        least 1.5 seconds, at most 90. It is longer if the hold moved waiting calls to a later quota period or
+        least 1.5 seconds, at most 90. It is longer if waiting calls were moved to a later quota period or
         fixed window, and the current one has no room for them.
         """
         return run(self.core.resume, key)

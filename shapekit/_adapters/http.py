@@ -16,11 +16,11 @@ The wrapper of a client says how to read its requests, and gets an `Admission` f
         admission.target = target(request)
         run(observe, admission, response)
 
-The key of most requests is their host, and most responses say nothing about limits, so neither is read
-further than that takes. A program does much between two requests, so that the code and objects of each
-request cost as much as cold caches make them.
+The key of most requests is their host, and most responses say nothing about limits: shapekit reads no more
+of either than it takes to see that. Every step counts, because a program does much between two requests, so
+that each of them finds the CPU's caches cold.
 
-Request options: options of single requests, for clients that have no place of their own for them.
+Request options: options of single requests, for clients whose requests cannot carry any.
 """
 
 from __future__ import annotations
