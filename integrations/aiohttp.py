@@ -220,10 +220,10 @@ def _total(request: ClientRequest, handler: Any) -> float | None:
     Before 3.15, only the inner function that sends the request knows it, as a closure variable, perhaps
     behind other middlewares. The session's own timeout would refuse waits that a single request has time for.
     """
-    told: Any = getattr(request, "timeout", None)
-    if not isinstance(told, _TIMEOUTS):
-        told = _closed_over(handler)
-    total = told.total if isinstance(told, ClientTimeout) else told
+    timeout: Any = getattr(request, "timeout", None)
+    if not isinstance(timeout, _TIMEOUTS):
+        timeout = _closed_over(handler)
+    total = timeout.total if isinstance(timeout, ClientTimeout) else timeout
     # aiohttp also accepts a number as a total. Anything else is not aiohttp's.
     return total if isinstance(total, (int, float)) and 0 < total < math.inf else None
 

@@ -107,8 +107,8 @@ async def _take_slot_header(ctx: Any) -> str | None:
     async with ctx["redis"].pipeline(transaction=True) as both:
         both.get(SLOT_HEADER + ctx["job_id"])
         both.delete(SLOT_HEADER + ctx["job_id"])
-        told, _ = await both.execute()
-    return None if told is None else str(told, "utf-8")
+        raw, _ = await both.execute()
+    return None if raw is None else str(raw, "utf-8")
 
 
 async def _note(ctx: Any, later: PutBack) -> None:

@@ -526,12 +526,12 @@ def _answer(
     """The end of a call as an HTTP response; None if it was cancelled: then the server said nothing."""
     if code is StatusCode.CANCELLED:
         return None
-    told = dict(metadata or ())
-    headers = {name: value for name, value in told.items() if isinstance(value, str)}
+    values = dict(metadata or ())
+    headers = {name: value for name, value in values.items() if isinstance(value, str)}
     # gRPC itself reports RESOURCE_EXHAUSTED, too, for a message that is too long.
     if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
         return ResponseView(_REJECTED, headers)
-    wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
+    wait_ms = max(_pushback_ms(values), _retry_info_ms(values))
     if wait_ms > 0:
         headers["retry-after-ms"] = str(wait_ms)
     return ResponseView(_STATUSES.get(code, _REJECTED), headers)
@@ -539,8 +539,8 @@ def _answer(
 
 def _pushback_ms(metadata: dict[str, Any]) -> int:
     """The wait in `grpc-retry-pushback-ms`; 0 without one, or if it is negative: do not repeat the call."""
-    told = metadata.get("grpc-retry-pushback-ms", "")
-    return int(told) if isinstance(told, str) and told.isascii() and told.isdecimal() else 0
+    text = metadata.get("grpc-retry-pushback-ms", "")
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() else 0
 
 
 def _retry_info_ms(metadata: dict[str, Any]) -> int:

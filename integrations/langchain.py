@@ -134,8 +134,8 @@ class _InLoops:
             return partial(run, self._flow.__get__(handler))
         flow = self._flow
 
-        async def awaited(*args: Any, **named: Any) -> None:
-            await flow(handler, TASKS, *args, **named)
+        async def awaited(*args: Any, **kwargs: Any) -> None:
+            await flow(handler, TASKS, *args, **kwargs)
 
         return awaited
 
@@ -258,9 +258,9 @@ def shaped_middleware(limit: Policy | LLMBudget) -> Any:
     return ShapedModelCalls()
 
 
-def _asked(messages: Sequence[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(messages: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The input of a chat model, from the arguments of its callback."""
-    metadata, params = told.get("metadata") or {}, told.get("invocation_params") or {}
+    metadata, params = kwargs.get("metadata") or {}, kwargs.get("invocation_params") or {}
     return {
         "model": metadata.get("ls_model_name"),
         "max_tokens": metadata.get("ls_max_tokens"),

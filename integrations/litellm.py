@@ -57,15 +57,15 @@ class _LimitedError(UnsentError, litellm.RateLimitError):
     def __init__(self, *args: Any) -> None:
         retry_after = cast("errors.RateLimitedError", self).retry_after
         wait_s = min(_LONGEST_COOLDOWN_S, max(1, math.ceil(retry_after)))
-        told = {"retry-after": str(wait_s), OURS: cast("errors.RateLimitedError", self).code}
+        headers = {"retry-after": str(wait_s), OURS: cast("errors.RateLimitedError", self).code}
         litellm.RateLimitError.__init__(
             self,
             str(self),
             llm_provider="",
             model="",
-            response=httpx.Response(429, headers=told),
+            response=httpx.Response(429, headers=headers),
             category=litellm.exceptions.RateLimitErrorCategory.LITELLM_RATE_LIMIT,
-            headers=told,
+            headers=headers,
         )
         self.args = args
         self.__dict__.pop("code", None)  # set by OpenAI's class, from a body that does not exist
@@ -128,8 +128,8 @@ class ShapedCalls(CustomLogger):
 
     def __init__(self, budget: LLMBudget, *, max_wait: Duration | None = None) -> None:
         super().__init__()
-        told: object = budget
-        if not isinstance(told, LLMBudget):
+        given: object = budget
+        if not isinstance(given, LLMBudget):
             fix = 'write ShapedCalls(LLMBudget(requests="500/min", tokens="90k/min"))'
             raise ConfigError("budget", budget, "is not an LLMBudget", fix)
         self.budget = budget
@@ -152,14 +152,14 @@ class ShapedCalls(CustomLogger):
         """The deployments that can send the call within `max_wait`; all if none can, to get the refusal."""
         if self._max_wait_s is None or len(healthy_deployments) < 2:
             return healthy_deployments
-        asked = {**(request_kwargs or {}), "messages": messages}
-        ready = [each for each in healthy_deployments if await self._is_ready(each, asked)]
+        arguments = {**(request_kwargs or {}), "messages": messages}
+        ready = [each for each in healthy_deployments if await self._is_ready(each, arguments)]
         return ready or healthy_deployments
 
-    async def _is_ready(self, deployment: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    async def _is_ready(self, deployment: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         key = _key_of(deployment["litellm_params"] | {"model_info": deployment.get("model_info")})
         try:
-            outlook = await self.budget.aforecast(asked=asked, key=key)
+            outlook = await self.budget.aforecast(asked=arguments, key=key)
         except errors.CostExceedsLimitError:
             return False
         except errors.StoreUnavailableError:
@@ -174,15 +174,15 @@ class ShapedCalls(CustomLogger):
             return
         request = kwargs["litellm_logging_obj"]
         # Without the object that is the weak key of `_calls`, which the budget would keep alive.
-        asked = {name: value for name, value in kwargs.items() if name != "litellm_logging_obj"}
+        arguments = {name: value for name, value in kwargs.items() if name != "litellm_logging_obj"}
         # Positional arguments are not among them.
-        if asked.keys().isdisjoint(_TEXTS):
-            asked["messages"] = request.messages
-        if "model" not in asked:
-            asked["model"] = _first_of(request, call_type)
+        if arguments.keys().isdisjoint(_TEXTS):
+            arguments["messages"] = request.messages
+        if "model" not in arguments:
+            arguments["model"] = _first_of(request, call_type)
         max_wait = AS_CONFIGURED if self._max_wait_s is None else self._max_wait_s
         try:
-            call = await self.budget.aadmit(asked, key=_key_of(asked), max_wait=max_wait).__aenter__()
+            call = await self.budget.aadmit(arguments, key=_key_of(arguments), max_wait=max_wait).__aenter__()
         except ShapekitError as error:
             refusal = translated(error, _REFUSALS)
             if "model_group" not in (kwargs.get("metadata") or {}):  # a router calls this before each retry
@@ -199,8 +199,8 @@ class ShapedCalls(CustomLogger):
             return
         with log_errors(call):
             await call.asettle(response)
-            told = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
-            sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in told.items()}
+            headers = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
+            sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in headers.items()}
             await call.aobserve(ResponseView(200, sent))
 
     async def async_post_call_failure_deployment_hook(
@@ -242,21 +242,21 @@ class ShapedCalls(CustomLogger):
             seen = _counted({"usage": kwargs.get("combined_usage_object")})
             await failed(TASKS, call, kwargs["exception"], seen)
 
-    def _ended(self, told: Mapping[str, Any]) -> LLMCall | None:
+    def _ended(self, data: Mapping[str, Any]) -> LLMCall | None:
         """The call of an attempt that has ended; None if that was reported before."""
-        request = told.get("litellm_logging_obj") or self._requests.get(told.get("litellm_call_id", ""))
+        request = data.get("litellm_logging_obj") or self._requests.get(data.get("litellm_call_id", ""))
         return None if request is None else self._calls.pop(request, None)
 
 
 def _refuse_retries(request: Any, refusal: Exception) -> None:
     """Let an error end its call: LiteLLM makes the retries of `num_retries` without calling its hooks."""
-    tell = request.async_failure_handler
+    handler = request.async_failure_handler
 
-    async def told(*args: Any, **named: Any) -> None:
-        await tell(*args, **named)
+    async def refusing(*args: Any, **kwargs: Any) -> None:
+        await handler(*args, **kwargs)
         raise refusal  # LiteLLM raises it at once, without retries
 
-    request.async_failure_handler = told
+    request.async_failure_handler = refusing
 
 
 def _counted(answer: Any) -> StreamUsage | None:
@@ -276,7 +276,7 @@ def _first_of(request: Any, call_type: Any) -> Any:
     raise ConfigError("model", None, "was passed by position, which LiteLLM does not tell its hooks", fix)
 
 
-def _key_of(told: Mapping[str, Any]) -> str:
+def _key_of(arguments: Mapping[str, Any]) -> str:
     """The id of the router's deployment, or the model."""
-    deployment = (told.get("model_info") or {}).get("id")
-    return str(told["model"] if deployment is None else deployment)
+    deployment = (arguments.get("model_info") or {}).get("id")
+    return str(arguments["model"] if deployment is None else deployment)

@@ -115,8 +115,8 @@ class Instruments:
         if type(event) is Departed and event.delay > 0 and _ACTIVE[:1] == [self]:
             span = trace.get_current_span()
             if span.is_recording():
-                told = _attributes(WAIT_DURATION, event.policy, event.key)
-                span.add_event("shapekit.departed", {**told, "shapekit.wait.duration": event.delay})
+                attributes = _attributes(WAIT_DURATION, event.policy, event.key)
+                span.add_event("shapekit.departed", {**attributes, "shapekit.wait.duration": event.delay})
 
     def __enter__(self) -> Self:
         return self

@@ -53,8 +53,8 @@ class _UnsentError(ModelAPIError):
     """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
 
     def __init__(self, *args: Any) -> None:
-        told = str(self) if isinstance(self, errors.RateLimitedError) else " ".join(map(str, args))
-        ModelAPIError.__init__(self, "", told)
+        message = str(self) if isinstance(self, errors.RateLimitedError) else " ".join(map(str, args))
+        ModelAPIError.__init__(self, "", message)
         self.args = args
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,8 +103,8 @@ class ShapedModel(WrapperModel):
 
     def __init__(self, wrapped: Model | KnownModelName | str, budget: LLMBudget) -> None:
         super().__init__(wrapped)
-        told: object = budget
-        if not isinstance(told, LLMBudget):
+        given: object = budget
+        if not isinstance(given, LLMBudget):
             fix = 'write ShapedModel(model, LLMBudget(requests="500/min", tokens="90k/min"))'
             raise ConfigError("budget", budget, "is not an LLMBudget", fix)
         if any(isinstance(model, ShapedModel) and model.budget is budget for model in _within(self.wrapped)):
@@ -150,22 +150,22 @@ class ShapedModel(WrapperModel):
                 await failed(TASKS, call, error, _heard(stream.get()))
                 raise
             response = stream.get()
-            told = _told(response) if response.state == "complete" else ()
-            await ended(TASKS, call, told, _heard(response))
+            answers = _told(response) if response.state == "complete" else ()
+            await ended(TASKS, call, answers, _heard(response))
 
     async def _admitted(
-        self, messages: Sequence[ModelMessage], settings: ModelSettings | None, asked: ModelRequestParameters
+        self, messages: Sequence[ModelMessage], settings: ModelSettings | None, given: ModelRequestParameters
     ) -> LLMCall:
         bounds: Mapping[str, Any] = merge_model_settings(self.wrapped.settings, settings) or {}
-        tools = [*asked.function_tools, *asked.output_tools]
-        told = {
+        tools = [*given.function_tools, *given.output_tools]
+        arguments = {
             "model": self.model_name,
             "messages": [_texts(message) for message in messages],
             "tools": [(tool.name, tool.description or "", tool.parameters_json_schema) for tool in tools],
             "max_tokens": bounds.get("max_tokens"),
         }
         try:
-            return await self.budget.aadmit(told).__aenter__()
+            return await self.budget.aadmit(arguments).__aenter__()
         except ShapekitError as error:
             refusal = translated(error, _REFUSALS)
             if isinstance(refusal, _UnsentError):
@@ -211,22 +211,22 @@ def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
 
 def _heard(response: ModelResponse) -> StreamUsage:
     """What has arrived of an answer that comes in pieces."""
-    heard = StreamUsage()
+    stream_usage = StreamUsage()
     for usage in _told(response):
-        heard.hear({"usage": usage})
+        stream_usage.hear({"usage": usage})
     for part in response.parts:
-        for said in (getattr(part, "content", None), getattr(part, "args", None)):
-            if said:
-                heard.hear({"delta": said if isinstance(said, str) else str(said)})
-    return heard
+        for content in (getattr(part, "content", None), getattr(part, "args", None)):
+            if content:
+                stream_usage.hear({"delta": content if isinstance(content, str) else str(content)})
+    return stream_usage
 
 
 def _texts(message: ModelMessage) -> list[Any]:
     """The parts of a message that a model reads."""
-    said: list[Any] = [getattr(message, "instructions", None) or ""]
+    texts: list[Any] = [getattr(message, "instructions", None) or ""]
     for part in message.parts:
-        said += [_text(getattr(part, name, None)) for name in ("tool_name", "content", "args")]
-    return said
+        texts += [_text(getattr(part, name, None)) for name in ("tool_name", "content", "args")]
+    return texts
 
 
 def _text(value: Any) -> Any:

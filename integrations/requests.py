@@ -158,15 +158,15 @@ class ShapedAdapter(BaseAdapter):
 
     def __init__(self, adapter: BaseAdapter | None = None, **options: Unpack[_Options]) -> None:
         refuse_rate("adapter", adapter, "ShapedAdapter")
-        inner: Any = {name: told for name, told in options.items() if name not in Shaping.__annotations__}
-        shaping: Any = {name: told for name, told in options.items() if name not in inner}
+        inner: Any = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
+        shaping: Any = {name: value for name, value in options.items() if name not in inner}
         known = inspect.signature(HTTPAdapter).parameters
-        for name, told in inner.items():
+        for name, value in inner.items():
             if name not in known:
-                raise ConfigError(name, told, "is unknown", f"use those of Policy, or {', '.join(known)}")
+                raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
             if adapter is not None:
                 fix = "set it on that adapter"
-                raise ConfigError(name, told, "conflicts with the adapter that is given", fix)
+                raise ConfigError(name, value, "conflicts with the adapter that is given", fix)
         if adapter is None:
             adapter = HTTPAdapter(**inner)
         _settle(self, adapter, _Limit("ShapedAdapter", shaping))
@@ -240,10 +240,10 @@ class ShapedAdapter(BaseAdapter):
             response: Any = HTTPAdapter.build_response(builder, request, raw)
             response.shapekit = info
             return response
-        told = translated(error, _REFUSALS)
-        if isinstance(told, _UnsentError):
-            told.request = request
-        raise told
+        refusal = translated(error, _REFUSALS)
+        if isinstance(refusal, _UnsentError):
+            refusal.request = request
+        raise refusal
 
     def close(self) -> None:
         """Close the inner adapter. The limit and its store stay open."""
@@ -314,14 +314,14 @@ def _hold(response: Any, admission: Admission) -> None:
         admission.leave()
         return
     whole = weakref.ref(response)
-    for bearer, method in ((response, "close"), (raw, "close"), (raw, "release_conn")):
-        if hasattr(bearer, method):
-            setattr(bearer, method, _leaving(bearer, method, whole, admission))
+    for owner, method in ((response, "close"), (raw, "close"), (raw, "release_conn")):
+        if hasattr(owner, method):
+            setattr(owner, method, _leaving(owner, method, whole, admission))
 
 
-def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admission) -> Callable[[], Any]:
+def _leaving(owner: Any, method: str, whole: Callable[[], Any], admission: Admission) -> Callable[[], Any]:
     # Weak references: a response that is dropped must be collected at once.
-    itself, call = weakref.ref(bearer), getattr(type(bearer), method)
+    itself, call = weakref.ref(owner), getattr(type(owner), method)
 
     def leaving() -> Any:
         try:

@@ -92,11 +92,11 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
 
 def _told_by_worker() -> tuple[str | None, Sequence[Any] | None]:
     """The slot that the worker has taken for the running job, or its refusal; only the first time."""
-    job, told = get_current_job(), os.environ.get(_ADMITTED)
-    if job is None or told is None:
+    job, text = get_current_job(), os.environ.get(_ADMITTED)
+    if job is None or text is None:
         return None, None
-    whose, slot_header, refusal = json.loads(told)
-    if whose != job.id:
+    job_id, slot_header, refusal = json.loads(text)
+    if job_id != job.id:
         return None, None
     del os.environ[_ADMITTED]
     return slot_header, refusal
@@ -125,8 +125,8 @@ class Shaping(BaseWorker):
             # If this worker dies while the job waits, the scheduler brings it back.
             together.zadd(key, {job.id: int(time.time() + LEASE_S)})
             together.lrem(queue.intermediate_queue_key, 1, job.id)
-            told, *_ = together.execute()
-        slot_header = None if told is None else str(told, "utf-8")
+            raw, *_ = together.execute()
+        slot_header = None if raw is None else str(raw, "utf-8")
         admitted: tuple[str | None, Sequence[Any] | None]
         try:
             outcome = run(tasks.admit, slot_header, job.args or (), job.kwargs or {})

@@ -99,9 +99,9 @@ class ShapedDownloader(Downloader):
 
     def get_slot_key(self, request: Any) -> str:
         """The name of the queue that a request waits in."""
-        told: str | None = request.meta.get(self.DOWNLOAD_SLOT)
-        if told is not None and told != request.meta.get(_QUEUE):
-            return told
+        name: str | None = request.meta.get(self.DOWNLOAD_SLOT)
+        if name is not None and name != request.meta.get(_QUEUE):
+            return name
         # A redirect, or a request with the `meta` of a response, brings the queue of the request before it.
         request.meta.pop(self.DOWNLOAD_SLOT, None)
         request.meta[_QUEUE] = queue = self._queue_of(request)

@@ -176,8 +176,8 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         if isinstance(self.broker, ListQueueBroker):
             return True
         # Before 0.13, tasks have no label for that.
-        asked = getattr(self, "_get_ack_time", lambda _: self.ack_time)
-        return bool(asked(message) == AcknowledgeType.WHEN_RECEIVED)
+        ack_time_of = getattr(self, "_get_ack_time", lambda _: self.ack_time)
+        return bool(ack_time_of(message) == AcknowledgeType.WHEN_RECEIVED)
 
     def _arguments(self, function: Callable[..., Any], message: Any) -> tuple[Any, Any]:
         """The arguments of a task as its function will get them, with None for what taskiq injects."""

@@ -392,8 +392,8 @@ class _Shaped(tenacity.BaseRetrying):
             self.sleep = self.naps(self.sleep, attempts.budget)
         return self
 
-    def copy(self, *changes: Any, **named: Any) -> Self:
-        return super().copy(*changes, **named).shaped(self.attempts)
+    def copy(self, *changes: Any, **kwargs: Any) -> Self:
+        return super().copy(*changes, **kwargs).shaped(self.attempts)
 
     def begin(self) -> None:
         super().begin()
@@ -423,8 +423,8 @@ class _Shaped(tenacity.BaseRetrying):
     async def decided(self, driver: Driver, state: RetryCallState, do: Any) -> None:
         """Called after tenacity has decided: if it does not sleep, there is no other attempt to pay for."""
         if isinstance(do, tenacity.DoSleep):
-            told = _stated_s(self.feedback, _ending(state))
-            self.statistics["waited_for_server"] += min(told, do)
+            stated_s = _stated_s(self.feedback, _ending(state))
+            self.statistics["waited_for_server"] += min(stated_s, do)
         else:
             await self.attempts.unpay(driver, state)
 

@@ -205,8 +205,8 @@ def fields_of(table: object) -> dict[str, Any]:
         fields["quota"] = strategy_of("quota", {"strategy": "quota", **fields["quota"]})
     if fields.get("adaptive") is not None:
         fields["adaptive"] = _adaptive(fields["adaptive"])
-    if isinstance(told := fields.get("concurrency"), Mapping):
-        fields["concurrency"] = _concurrency(told)
+    if isinstance(concurrency := fields.get("concurrency"), Mapping):
+        fields["concurrency"] = _concurrency(concurrency)
     if "feedback" in fields:
         fields["feedback"] = _feedback(fields["feedback"])
     if "refund_on" in fields:
@@ -219,7 +219,7 @@ def fields_of(table: object) -> dict[str, Any]:
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
     given = [fields.get(limit) for limit in _LIMITS]
     # Not by equality, for which numpy values return an array.
-    if all(told is None or (isinstance(told, tuple) and not told) for told in given):
+    if all(value is None or (isinstance(value, tuple) and not value) for value in given):
         raise ConfigError("rate", None, "is missing", 'write rate = "10/s"')
     return fields
 
@@ -240,28 +240,28 @@ def _concurrency(table: Mapping[str, Any]) -> Concurrency:
     return _made("concurrency", Concurrency, table)
 
 
-def _feedback(told: Any) -> Any:
+def _feedback(value: Any) -> Any:
     """A table holds the arguments of a `Feedback`; false stands for None, which TOML does not have."""
-    if told is False:
+    if value is False:
         return None
-    if told is True or (isinstance(told, str) and told != "hold"):
+    if value is True or (isinstance(value, str) and value != "hold"):
         fix = 'write "hold", false, or {dialect = "github"}'
-        raise ConfigError("feedback", told, "is not a kind of feedback", fix)
-    if not isinstance(told, Mapping):
-        return told
-    if not set(told) <= {"dialect", "max_hold"}:
+        raise ConfigError("feedback", value, "is not a kind of feedback", fix)
+    if not isinstance(value, Mapping):
+        return value
+    if not set(value) <= {"dialect", "max_hold"}:
         fix = 'write {dialect = "github", max_hold = "5m"}'
-        raise ConfigError("feedback", told, "is not a table of dialect and max_hold", fix)
+        raise ConfigError("feedback", value, "is not a table of dialect and max_hold", fix)
     from shapekit.feedback import Feedback  # noqa: PLC0415 - dialects are loaded only if used
 
-    return _made("feedback", Feedback, told)
+    return _made("feedback", Feedback, value)
 
 
-def _refund_on(told: Any) -> Any:
+def _refund_on(value: Any) -> Any:
     """Names in a file are those of built-in exceptions only: a file must not cause an import."""
-    names = [told] if isinstance(told, str) else told
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return told
+        return value
     kinds = tuple(getattr(builtins, name, None) for name in names)
     for name, kind in zip(names, kinds, strict=True):
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):

@@ -79,8 +79,8 @@ class Calls:
         if key is None and not isinstance(self.key, str):
             raise ConfigError("key", None, "depends on the call", 'name the key: forecast(10, key="…")')
         cost = self.cost if isinstance(self.cost, int) else None
-        whose = self.key if key is None and isinstance(self.key, str) else key
-        return self.policy.forecast(calls, key=whose, cost=cost)
+        call_key = self.key if key is None and isinstance(self.key, str) else key
+        return self.policy.forecast(calls, key=call_key, cost=cost)
 
     def taker(self) -> Callable[[], Reservation | None] | None:
         """A prepared `reserve`, if all calls have the same key and cost and need no admission; else None."""
@@ -165,14 +165,14 @@ def shaped(
         raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
     if isinstance(rate, Policy):
         raise ConfigError("rate", rate, "is a policy in the place of the rate", "write @shaped(policy=…)")
-    said = checked_options("shaped", options)
-    key, cost = said.pop("key", None), said.pop("cost", None)
+    given = checked_options("shaped", options)
+    key, cost = given.pop("key", None), given.pop("cost", None)
     if policy is None:
-        if rate is None and not said.get("gates") and all(said.get(limit) is None for limit in _LIMITS):
+        if rate is None and not given.get("gates") and all(given.get(limit) is None for limit in _LIMITS):
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
     else:
         checked_policy(policy)
-        if rate is not None or any(told is not None for told in said.values()):
+        if rate is not None or any(value is not None for value in given.values()):
             bound = "conflicts with other options beside it"
             raise ConfigError("policy", policy, bound, "set them in the policy")
     if rate is not None:
@@ -188,19 +188,19 @@ def shaped(
             raise ConfigError("function", function, "cannot be called", "decorate a function")
         own = policy
         if own is None:
-            name = _name(function) if said.get("name") is None else said["name"]
-            asked = {"key": key, "cost": cost, "name": name}
+            name = _name(function) if given.get("name") is None else given["name"]
+            extra = {"key": key, "cost": cost, "name": name}
             own = Policy(
-                rate, **{**said, **{field: value for field, value in asked.items() if value is not None}}
+                rate, **{**given, **{field: value for field, value in extra.items() if value is not None}}
             )
-        whose: Any = own.key if key is None else checked_key(key)
+        own_key: Any = own.key if key is None else checked_key(key)
         if per == "instance":
             if not isinstance(own.key, str):
                 fix = 'name it in the key: "{self.account}"'
                 raise ConfigError("per", per, "conflicts with the policy's key", fix)
-            whose = _per_instance(own, function)
-        asks = own.cost if cost is None else checked_cost(cost)
-        return _wrapped(function, Calls(own, function, whose, asks))
+            own_key = _per_instance(own, function)
+        own_cost = own.cost if cost is None else checked_cost(cost)
+        return _wrapped(function, Calls(own, function, own_key, own_cost))
 
     return decorate
 
@@ -213,18 +213,18 @@ def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:
     import inspect  # noqa: PLC0415 - only for decorated functions
 
     wrapper: Any
-    asked: Any = function
-    while isinstance(asked, functools.partial):
-        asked = asked.func
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
     # A callable object is judged by its mark as a coroutine function, or by its __call__. A class is called
     # like a plain function, whatever its metaclass does.
-    if not (isinstance(asked, type) or inspect.isroutine(asked) or inspect.iscoroutinefunction(asked)):
-        asked = type(asked).__call__
-    if inspect.isasyncgenfunction(asked):
+    if not (isinstance(inner, type) or inspect.isroutine(inner) or inspect.iscoroutinefunction(inner)):
+        inner = type(inner).__call__
+    if inspect.isasyncgenfunction(inner):
         wrapper = _async_generator(function, calls)
-    elif inspect.iscoroutinefunction(asked):
+    elif inspect.iscoroutinefunction(inner):
         wrapper = _coroutine(function, calls)
-    elif inspect.isgeneratorfunction(asked):
+    elif inspect.isgeneratorfunction(inner):
         wrapper = _generator(function, calls)
     else:
         wrapper = _plain(function, calls)
@@ -315,8 +315,8 @@ def _name(function: Any) -> str | None:
         layer = layer.func if isinstance(layer, functools.partial) else attributes.get("__wrapped__")
     while isinstance(function, functools.partial):
         function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    path = f"{named.__module__}.{named.__qualname__}"
+    definition = function if hasattr(function, "__qualname__") else type(function)
+    path = f"{definition.__module__}.{definition.__qualname__}"
     if path.endswith("<lambda>"):
         return None
     # Not with a colon, which separates a name from a key where both are shown.

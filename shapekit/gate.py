@@ -229,13 +229,13 @@ def _shown(key: GateKey) -> str:
     return text_of(key) if isinstance(key, str) else str(key)
 
 
-def checked_name(name: str | None, store: Store, what: str) -> str:
+def checked_name(name: str | None, store: Store, kind: str) -> str:
     """The name as given; without one, a generated name, or ConfigError if the store is shared."""
     if name is None:
         if store.shared:
-            fix = f'name what is limited: name="my-{what}"'
+            fix = f'name what is limited: name="my-{kind}"'
             raise ConfigError("name", name, "is missing, and other processes share the store", fix)
-        return f"{what}-{next(_unnamed)}"
+        return f"{kind}-{next(_unnamed)}"
     if not isinstance(name, str) or not name:
-        raise ConfigError("name", name, "is not a text", f'pass a str such as "my-{what}"')
+        raise ConfigError("name", name, "is not a text", f'pass a str such as "my-{kind}"')
     return str.__str__(name)

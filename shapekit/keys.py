@@ -106,8 +106,8 @@ def _walked(value: Any, steps: tuple[_Step, ...], template: str) -> Any:
                 value = value[int(item)] if item.isdecimal() else value[item]
         except (AttributeError, LookupError, TypeError) as error:
             where = f".{attribute}" if attribute else f"[{item}]"
-            told = f"cannot read {where:.80} of this call ({error!s:.200})"
-            raise ConfigError("key", template, told, _FIX) from error
+            problem = f"cannot read {where:.80} of this call ({error!s:.200})"
+            raise ConfigError("key", template, problem, _FIX) from error
     return value
 
 
@@ -268,10 +268,10 @@ def _from_template(text: str) -> KeyOf:
 
 def _from_callable(function: Callable[..., str]) -> KeyOf:
     def key(_: Target, request: Any) -> str:
-        told = function(request)
-        if not isinstance(told, str):
-            raise ConfigError("key", told, "is not text, and a callable gave it", "return a str")
-        return text_of(told)
+        value = function(request)
+        if not isinstance(value, str):
+            raise ConfigError("key", value, "is not text, and a callable gave it", "return a str")
+        return text_of(value)
 
     return key
 

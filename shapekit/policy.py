@@ -96,13 +96,13 @@ class Policy:
     """
 
     def __init__(self, rate: RateLike | None = None, **options: Unpack[PolicyOptions]) -> None:
-        said = checked_options("Policy", options)
-        key, cost = said.pop("key", "default"), said.pop("cost", 1)
-        quotas = quotas_from(said.pop("quota", None), said.pop("spread", False))
-        in_flight = concurrency_from(said.pop("concurrency", None))
-        enforce, refund_on = said.pop("enforce", True), said.pop("refund_on", None)
-        feedback = said.pop("feedback", "hold")
-        gates, adaptive = said.pop("gates", ()), said.get("adaptive")
+        given = checked_options("Policy", options)
+        key, cost = given.pop("key", "default"), given.pop("cost", 1)
+        quotas = quotas_from(given.pop("quota", None), given.pop("spread", False))
+        in_flight = concurrency_from(given.pop("concurrency", None))
+        enforce, refund_on = given.pop("enforce", True), given.pop("refund_on", None)
+        feedback = given.pop("feedback", "hold")
+        gates, adaptive = given.pop("gates", ()), given.get("adaptive")
         if rate is not None:
             checked_rates(rate, "Policy")
         elif adaptive is None and in_flight is not None:
@@ -110,7 +110,7 @@ class Policy:
         elif adaptive is None and not gates and not quotas:
             raise ConfigError("rate", rate, "is missing", 'write Policy("10/s")')
         # The other options are the shaper's.
-        self.shaper = Shaper(rate, gates=(*gates, *quotas) if isinstance(gates, Sequence) else gates, **said)
+        self.shaper = Shaper(rate, gates=(*gates, *quotas) if isinstance(gates, Sequence) else gates, **given)
         """The queue under the policy."""
         self.name = self.shaper.name
         """The name of the limit in events, metrics and the keys of the store."""
@@ -148,8 +148,8 @@ class Policy:
 
         A strategy is a table, too: its name under `strategy`, and its arguments.
         """
-        told: dict[str, Any] = {"name": name, **fields_of(fields), "store": store}
-        return cls(**told)
+        options: dict[str, Any] = {"name": name, **fields_of(fields), "store": store}
+        return cls(**options)
 
     @classmethod
     def from_toml(cls, path: str | PathLike[str], name: str, *, store: StoreLike | None = None) -> Self:
@@ -596,13 +596,13 @@ class Admission:
             reservation = await self._scheduled(driver, waits, permit, waited_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
-            told = _told(error, waited_us, bound_us)
+            restated = _told(error, waited_us, bound_us)
             try:
-                if told is error:
+                if restated is error:
                     raise
-                raise told.with_traceback(error.__traceback__) from error.__cause__
+                raise restated.with_traceback(error.__traceback__) from error.__cause__
             finally:
-                del told  # its traceback holds this frame
+                del restated  # its traceback holds this frame
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
         self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
 
@@ -614,19 +614,19 @@ class Admission:
             return await scoped.schedule(
                 driver, self.key, target, self.cost, permit=permit, before_us=before_us, **waits
             )
-        told = None
+        waited = None
         if not before_us and (target is None or not SWITCH.loud):
             shaper = self.policy.shaper
             schedule = Twin(shaper.schedule, shaper.aschedule)
             reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
         else:
-            reservation, told = await core.schedule(driver, self.key, self.cost, **waits)
-        delay_us, late_us = told or (0, 0)
+            reservation, waited = await core.schedule(driver, self.key, self.cost, **waits)
+        delay_us, late_us = waited or (0, 0)
         if target is not None and scoped.scopes.any_known:
             return await scoped.kept(
                 driver, reservation, target, late_us, permit=permit, before_us=before_us, **waits
             )
-        if told:
+        if waited:
             core.reporter.departed(self.key, self.cost, before_us + delay_us, late_us)
         return reservation
 

@@ -87,8 +87,8 @@ class Log:
     def pause_us(self, elapsed_us: int) -> int:
         return min(max(elapsed_us, 10 * SECOND_US), 10 * MINUTE * SECOND_US)
 
-    def tell(self, told: Report) -> None:
-        log.info("%s: %s", self._name, in_log(told), extra={"progress": told._asdict()})
+    def tell(self, report: Report) -> None:
+        log.info("%s: %s", self._name, in_log(report), extra={"progress": report._asdict()})
 
     def close(self) -> None:
         """Nothing to release."""
@@ -116,12 +116,12 @@ class Terminal:
     def pause_us(self, elapsed_us: int) -> int:
         return SECOND_US // 10
 
-    def tell(self, told: Report) -> None:
-        count, passed, coming = _parts(told)
+    def tell(self, report: Report) -> None:
+        count, passed, coming = _parts(report)
         line = "  ".join((count, *coming, *passed))
         try:
             self._bar.update(
-                self._task, completed=told.done, total=told.total, description=line, refresh=True
+                self._task, completed=report.done, total=report.total, description=line, refresh=True
             )
             self._bar.start()  # draws, the first time
         except (OSError, ValueError, ImportError):
@@ -176,29 +176,29 @@ def opened(name: str) -> Terminal | Log:
     return Log(name)
 
 
-def in_log(told: Report) -> str:
+def in_log(report: Report) -> str:
     """The progress as one line of text."""
-    count, passed, coming = _parts(told)
+    count, passed, coming = _parts(report)
     return ", ".join((count, *passed, *coming))
 
 
-def _parts(told: Report) -> tuple[str, list[str], list[str]]:
+def _parts(report: Report) -> tuple[str, list[str], list[str]]:
     """The count, what has passed, and what is to come or how the loop ended."""
-    share = f" ({100 * told.done // told.total}%)" if told.total else ""
-    count = f"{told.done:,} done" if told.total is None else f"{told.done:,}/{told.total:,}{share}"
-    passed = [("" if told.ending is None else "in ") + span(told.elapsed)]
-    if told.done and told.elapsed > 0:
-        passed.append(_rate(told.done / told.elapsed))
-    if told.ending is not None:
-        return count, passed, [told.ending] if told.ending else []
+    share = f" ({100 * report.done // report.total}%)" if report.total else ""
+    count = f"{report.done:,} done" if report.total is None else f"{report.done:,}/{report.total:,}{share}"
+    passed = [("" if report.ending is None else "in ") + span(report.elapsed)]
+    if report.done and report.elapsed > 0:
+        passed.append(_rate(report.done / report.elapsed))
+    if report.ending is not None:
+        return count, passed, [report.ending] if report.ending else []
     coming = []
-    if told.continues > told.held:
-        near = "in " if told.continues < HOUR else ""
-        coming.append(f"continues {near}{_then(told.continues, told.at, HOUR)}")
-    elif told.held > 0:
-        coming.append(f"held {span(math.ceil(told.held))}")
-    if told.eta is not None:
-        coming.append(f"ETA {_then(told.eta, told.at, DAY)}")
+    if report.continues > report.held:
+        near = "in " if report.continues < HOUR else ""
+        coming.append(f"continues {near}{_then(report.continues, report.at, HOUR)}")
+    elif report.held > 0:
+        coming.append(f"held {span(math.ceil(report.held))}")
+    if report.eta is not None:
+        coming.append(f"ETA {_then(report.eta, report.at, DAY)}")
     return count, passed, coming
 
 
@@ -507,8 +507,8 @@ async def _one_by_one(items: Iterable[T]) -> AsyncGenerator[T, None]:
 
 
 def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None) -> Loop:
-    whose: Any = "default"
-    asks: Any = 1
+    own_key: Any = "default"
+    charge: Any = 1
     if isinstance(subject, Shaper):
         shaper, enforced = subject, True
     else:
@@ -519,20 +519,20 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
             fix = 'pass a Policy("10/s"), a Shaper, a shaped function, or one of LLMBudget(…).policies'
             raise ConfigError("policy", subject, "has no policy", fix)
         shaper, enforced = policy.shaper, policy.enforce
-        whose, asks = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
-    whose = _common("key", key, whose, str, 'name the key: progress(items, policy, key="…")')
-    asks = _common("cost", cost, asks, int, "give the cost of each call: progress(items, policy, cost=…)")
-    check_cost(asks, shaper.core.queue_of(whose).max_cost, whose, "limit", shaper.name)
-    return Loop(shaper, whose, asks, total, enforced)
+        own_key, charge = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
+    own_key = _common("key", key, own_key, str, 'name the key: progress(items, policy, key="…")')
+    charge = _common("cost", cost, charge, int, "give the cost of each call: progress(items, policy, cost=…)")
+    check_cost(charge, shaper.core.queue_of(own_key).max_cost, own_key, "limit", shaper.name)
+    return Loop(shaper, own_key, charge, total, enforced)
 
 
-def _common(field: str, told: Any, own: Any, kind: type, fix: str) -> Any:
+def _common(field: str, value: Any, own: Any, kind: type, fix: str) -> Any:
     """The value given, or else the policy's own if it is the same for all calls."""
-    if told is not None and not isinstance(told, kind):
-        raise ConfigError(field, told, f"is not of type {kind.__name__}", fix)
-    if told is None and not isinstance(own, kind):
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(field, value, f"is not of type {kind.__name__}", fix)
+    if value is None and not isinstance(own, kind):
         raise ConfigError(field, None, "depends on the call", fix)
-    return own if told is None else told
+    return own if value is None else value
 
 
 def _total(items: object, total: int | None) -> int | None:

@@ -272,10 +272,10 @@ class Rate(Value):
     def __init__(self, limit: int, period: Duration = 1, *, burst: int | None = None) -> None:
         self._checked(limit, duration_us("period", period), burst, limit)
 
-    def _checked(self, limit: object, period_us: int, burst: object, told: object) -> None:
+    def _checked(self, limit: object, period_us: int, burst: object, given: object) -> None:
         checked = whole("limit", limit)
         if checked * SECOND_US > MAX_PER_SECOND * period_us:
-            raise ConfigError("rate", told, f"is faster than {MAX_PER_SECOND} calls a second", _RATE_FIX)
+            raise ConfigError("rate", given, f"is faster than {MAX_PER_SECOND} calls a second", _RATE_FIX)
         most = None if burst is None else whole("burst", burst)
         self._fill(limit=checked, period_us=period_us, burst=most)
 
@@ -363,24 +363,24 @@ def _parse_text(field: str, text: str) -> Rate:
 def _wrong_rate(text: str) -> tuple[str, str]:
     """What is wrong with a text that is no rate, and what was probably meant."""
     if match := _COUNTED.fullmatch(text):
-        count, what, per = match.groups()
-        size = _SIZE.fullmatch(what)
+        count, word, per = match.groups()
+        size = _SIZE.fullmatch(word)
         prefix = size[1] if size else ""  # "1 MB/s" is a million a second, not one
-        meant = f"{count}{prefix}{per}" if per and per[0] == "/" else f"{count}{prefix} {per}"
-        if per and (size or len(what) > 1) and _RATE.fullmatch(meant):
-            return f"has a word too many, {shortened(what)}", f'write "{meant}"'
-        if not per and not what:
+        rate_text = f"{count}{prefix}{per}" if per and per[0] == "/" else f"{count}{prefix} {per}"
+        if per and (size or len(word) > 1) and _RATE.fullmatch(rate_text):
+            return f"has a word too many, {shortened(word)}", f'write "{rate_text}"'
+        if not per and not word:
             return "does not say in which time", f'write "{count}/s", or another unit of time'
-        if not per and what.lower() in _UNITS_US:
-            return "is a time", f'write how many calls in it: "1 per {count} {what}", or "{count}/{what}"'
+        if not per and word.lower() in _UNITS_US:
+            return "is a time", f'write how many calls in it: "1 per {count} {word}", or "{count}/{word}"'
     return "is not a rate", _RATE_FIX
 
 
 def _exact(
-    field: str, count: Fraction, period_us: Fraction | int, burst: Fraction | None, told: object
+    field: str, count: Fraction, period_us: Fraction | int, burst: Fraction | None, given: object
 ) -> Rate:
     if burst is not None and burst.denominator != 1:
-        raise ConfigError(field, told, "has a burst that is not whole", _RATE_FIX)
+        raise ConfigError(field, given, "has a burst that is not whole", _RATE_FIX)
     # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, at the same rate.
     most_times = Fraction(MAX_SPAN_US) / period_us if period_us else 0
     kept = next(
@@ -391,14 +391,14 @@ def _exact(
     # A period with a fraction of a microsecond is rounded up, if it is so long that this hardly matters.
     whole_us = ceil(period)
     if wrong := _why_not(count, Fraction(period_us)):
-        raise ConfigError(field, told, wrong, _RATE_FIX)
+        raise ConfigError(field, given, wrong, _RATE_FIX)
     if not 1 <= whole_us <= MAX_SPAN_US or whole_us > period * (1 + _SLOWER):
-        raise ConfigError(field, told, "is not a whole number of calls in 1 µs to 71 years", _RATE_FIX)
+        raise ConfigError(field, given, "is not a whole number of calls in 1 µs to 71 years", _RATE_FIX)
     try:
         return Rate.of(limit, whole_us, None if burst is None else int(burst))
     except ConfigError as error:
         bound = f"is out of bounds ({error.field}={error.value} {error.bound})"
-        raise ConfigError(field, told, bound, _RATE_FIX) from None
+        raise ConfigError(field, given, bound, _RATE_FIX) from None
 
 
 def _why_not(count: Fraction, period_us: Fraction) -> str:
@@ -415,9 +415,9 @@ def _fewer_digits(count: Fraction) -> Iterator[Fraction]:
     ['1/3', '3333/10000']
     """
     yield count
-    meant = count.limit_denominator(_SMALL)
-    if abs(meant - count) <= count * _FLOAT and meant.numerator * meant.denominator <= _SMALL**2:
-        yield meant
+    ratio = count.limit_denominator(_SMALL)
+    if abs(ratio - count) <= count * _FLOAT and ratio.numerator * ratio.denominator <= _SMALL**2:
+        yield ratio
     times = _simplest(count * (1 - _SLOWER), count).denominator
     yield Fraction(floor(count * times), times)
 

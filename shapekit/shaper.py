@@ -131,8 +131,8 @@ class Shaper:
             rates = () if rate is None or rate is UNPACED else checked_rates(rate, "Shaper")
             queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
             if not rates and (queue.headroom or pace != "smooth"):
-                option, told = ("headroom", headroom) if queue.headroom else ("pace", pace)
-                raise ConfigError(option, told, "has no rate to apply to", "leave it out, or give a rate")
+                option, value = ("headroom", headroom) if queue.headroom else ("pace", pace)
+                raise ConfigError(option, value, "has no rate to apply to", "leave it out, or give a rate")
         opened, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, opened, "shaper")
         """The name under which the store keeps the shaper's keys."""
@@ -468,9 +468,9 @@ def sent(reservation: Reservation) -> list[Any]:
     return [reservation.key, *plain, describe(queue)]
 
 
-def received(core: Core, told: list[Any]) -> Reservation:
+def received(core: Core, fields: list[Any]) -> Reservation:
     """Restore a reservation that `sent` has serialized, here or in another process with the same shaper."""
-    key, *plain, described = told
+    key, *plain, described = fields
     grant = Grant(*map(as_tuple, plain))
     if described is not None:
         from shapekit.stores.encoding import revived  # noqa: PLC0415 - only where something is set
@@ -691,10 +691,10 @@ class Core:
         return follows
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
-        cost, said = whole("actual", actual, least=0), process.fresh_id()
-        follows = int(await driver.ask(self._settle, reservation.key, (_signed(reservation), cost, said)))
+        cost, nonce = whole("actual", actual, least=0), process.fresh_id()
+        follows = int(await driver.ask(self._settle, reservation.key, (_signed(reservation), cost, nonce)))
         if not follows and (grant := await self._moved(driver, reservation)):
-            follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
+            follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, nonce)))
         return follows
 
     # holding
@@ -831,13 +831,13 @@ def limits_shown(shaper: Shaper) -> list[str]:
 
 def checked_reservation(core: Core, reservation: Reservation) -> Reservation:
     """The reservation, if it is of this shaper or of the same one in another process; else ConfigError."""
-    told: object = reservation
-    if not isinstance(told, Reservation):
-        raise ConfigError("reservation", told, "is not a reservation", "pass what reserve() has returned")
+    given: object = reservation
+    if not isinstance(given, Reservation):
+        raise ConfigError("reservation", given, "is not a reservation", "pass what reserve() has returned")
     own, other = ((one.name, one.queue.kind) for one in (core, reservation.core))
     if own != other:
         fix = "pass what reserve() of this shaper has returned"
-        raise ConfigError("reservation", told, f"is of another shaper, {other[0]!r}", fix)
+        raise ConfigError("reservation", given, f"is of another shaper, {other[0]!r}", fix)
     return reservation
 
 

@@ -248,8 +248,8 @@ class Shaped:
 
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""
-        told = None if headers is None else headers.get(COST)
-        cost = None if told is None else whole(COST, told)
+        header = None if headers is None else headers.get(COST)
+        cost = None if header is None else whole(COST, header)
         # Unentered: most of them use a slot that was taken elsewhere, and some use none.
         return self.calls.admission(args, kwargs, cost).unentered()
 
@@ -297,8 +297,8 @@ class Shaped:
 
     def _repeats(self, error: RateLimitedError) -> bool:
         """Whether the task retries automatically after such an error."""
-        said = (getattr(self._task, name, ()) for name in ("autoretry_for", "dont_autoretry_for"))
-        some, but = map(tuple, said)
+        options = (getattr(self._task, name, ()) for name in ("autoretry_for", "dont_autoretry_for"))
+        some, but = map(tuple, options)
         return isinstance(error, some) and not isinstance(error, but)
 
     def _caught_up(self, admission: Admission, slot: Reservation | None) -> tuple[Reservation, float]:
@@ -352,15 +352,15 @@ class Shaped:
     def _come_back(self, reservation: Reservation | None) -> None:
         """Send the same message again, with its slot if it has one; a message for all workers stays here."""
         request = self._task.request
-        told = vars(request)
-        carried = SlotHeader.of(told)
+        fields = vars(request)
+        carried = SlotHeader.of(fields)
         if carried is not None and carried.is_for_all:
             return
-        same = {name: told.get(name) for name in ("argsrepr", "kwargsrepr", "compression")}
+        same = {name: fields.get(name) for name in ("argsrepr", "kwargsrepr", "compression")}
         if carried is not None:
             same["serializer"] = carried.serializer
         same = {name: value for name, value in same.items() if value is not None}
-        slot = None if reservation is None else SlotHeader.travelling(told, reservation).text()
+        slot = None if reservation is None else SlotHeader.travelling(fields, reservation).text()
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
             if carried is not None and carried.queue is not None:
@@ -413,11 +413,11 @@ def store_of(app: Any) -> Store:
 
 def _store(app: Any) -> Store:
     conf = app.conf
-    told = conf.get("shapekit_store")
-    if _is_redis(told):
-        return _redis_store("shapekit_store", told, None)
-    if told is not None:
-        return open_store(told, field="app.conf.shapekit_store")[0]
+    setting_or_store = conf.get("shapekit_store")
+    if _is_redis(setting_or_store):
+        return _redis_store("shapekit_store", setting_or_store, None)
+    if setting_or_store is not None:
+        return open_store(setting_or_store, field="app.conf.shapekit_store")[0]
     broker = "broker_url" if conf.broker_write_url == conf.broker_url else "broker_write_url"
     for setting, tls in (
         (broker, "broker_use_ssl"),
@@ -455,27 +455,27 @@ def _redis_store(setting: str, url: str, tls: object) -> Store:
         options = {**tls, **options}
     if "ssl_cert_reqs" in options:
         options["ssl_cert_reqs"] = _cert_reqs(options["ssl_cert_reqs"])
-    said = {
-        name: int(told) if isinstance(told, int) else told
-        for name, told in options.items()
-        if told is not None
+    parameters = {
+        name: int(value) if isinstance(value, int) else value
+        for name, value in options.items()
+        if value is not None
     }
     try:
-        return open_store(f"{place}?{urlencode(said)}" if said else place)[0]
+        return open_store(f"{place}?{urlencode(parameters)}" if parameters else place)[0]
     except ConfigError as error:
         bound = f"does not lead to a store: with its options it {error.bound}"
         fix = 'set app.conf.shapekit_store to a URL such as "redis://localhost:6379/0", or to a RedisStore'
         raise ConfigError(f"app.conf.{setting}", "(not shown)", bound, fix) from None
 
 
-def _cert_reqs(told: Any) -> str:
+def _cert_reqs(value: Any) -> str:
     """redis-py's word for `CERT_REQUIRED` and the like, given as a name or a constant of the module ssl."""
-    name = "none" if told is None else getattr(told, "name", told)
+    name = "none" if value is None else getattr(value, "name", value)
     return str(name).removeprefix("CERT_").lower()
 
 
-def _seconds(field: str, told: Duration) -> float:
-    return duration_us(field, told, least=0) / SECOND_US
+def _seconds(field: str, value: Duration) -> float:
+    return duration_us(field, value, least=0) / SECOND_US
 
 
 _STRATEGY = "shapekit.integrations.celery.worker:strategy"

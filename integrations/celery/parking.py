@@ -397,9 +397,9 @@ class Parking:
         had_heard, taker.has_heard = taker.has_heard, False
         arguments = [f"{ahead_s:.6f}", most, int(had_heard), repr(time.time()), STRAY_S, MOST_SEEN]
         arguments += [taker.looks_from, LATE_S, MOST_PAUSE_S, *queues]
-        *told, looks_from = self._evaluate(_TAKE, keys, arguments)
+        *answer, looks_from = self._evaluate(_TAKE, keys, arguments)
         taker.looks_from = _text(looks_from)
-        return [Taken(*map(_text, each)) for each in self._told(told)]
+        return [Taken(*map(_text, each)) for each in self._told(answer)]
 
     def shorten(self, group: str, left_s: float) -> int:
         """Report when the hold of a group ends. If that is earlier than reported before, the group's messages
@@ -439,8 +439,8 @@ class Parking:
 
     def drop(self, claims: Sequence[Claim]) -> int:
         """Remove published messages that were not claimed or parked again meanwhile; returns how many."""
-        told = [value for claim in claims for value in (claim.name, claim.token)]
-        return int(self._evaluate(_DROP, [*self._keys, self._claims], told))
+        arguments = [value for claim in claims for value in (claim.name, claim.token)]
+        return int(self._evaluate(_DROP, [*self._keys, self._claims], arguments))
 
     def set_aside(self, claim: Claim) -> None:
         """Set aside a claimed message that cannot be published, and log it."""
@@ -659,17 +659,17 @@ def _outlive_loss(channel: Any) -> None:
     kombu 5.7 then raises AttributeError, because its connection is gone.
     """
 
-    def outliving(say: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(say)
-        def said(*args: Any, **kwargs: Any) -> None:
+    def outliving(method: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(method)
+        def outlived(*args: Any, **kwargs: Any) -> None:
             try:
-                say(*args, **kwargs)
+                method(*args, **kwargs)
             except AttributeError:
                 if channel.connection is not None and channel.connection.client is not None:
                     raise
                 log.warning("unacknowledged messages are delivered again after the visibility timeout")
 
-        return said
+        return outlived
 
     qos = channel.qos
     for name in ("ack", "reject", "restore_unacked_once"):
@@ -699,20 +699,20 @@ class _StorePark(Park):
         if (milliseconds := properties.get("expiration")) is not None:
             properties["expiration"] = float(milliseconds) / 1000
         # The body is already decompressed.
-        headers = {header: told for header, told in message.headers.items() if header != "compression"}
+        headers = {header: value for header, value in message.headers.items() if header != "compression"}
         route = {"exchange": info.get("exchange") or "", "routing_key": info.get("routing_key")}
         if (queue := info.get("queue")) is not None:
             # Its exchange may route it to other queues as well. Each queue has its own copy of a message.
             route = {"exchange": "", "routing_key": queue}
             name = f"{name}@{queue}"
-        told = {
+        envelope = {
             **properties,
             **route,
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
             "headers": headers,
         }
-        is_new = self.park(name, wait_s, [dumps(told), base64.b64encode(body).decode()])
+        is_new = self.park(name, wait_s, [dumps(envelope), base64.b64encode(body).decode()])
         message.ack()
         return is_new
 

@@ -273,10 +273,10 @@ class Batches:
             passed_us = max(1, now_us - before.asked_us)
             behind = min(self._most - 1, before.used * self._life_us // passed_us)
         one = process.fresh_id()
-        asked = [(1, None, one), *[(1, self._life_us, one)] * behind]
+        calls = [(1, None, one), *[(1, self._life_us, one)] * behind]
         grant: Grant
         with core.reporter.watching(key):
-            _, (grant, *others) = self._reserve_many(key, asked, (0, 0, one))
+            _, (grant, *others) = self._reserve_many(key, calls, (0, 0, one))
         heard_us = self._now_us()
         batch = _Batch(now_us)
         batch.used = int(grant.accepted and not grant.wait_us)
@@ -385,8 +385,8 @@ def _is_revoked_by_stamp(headers: Any) -> bool:
 
 def _is_sent_again_by_sqs(info: Any) -> bool:
     """Whether SQS has delivered a message before: it sets no flag, and counts the deliveries."""
-    told = info.get("sqs_message", {}).get("Attributes", {})
-    return int(told.get("ApproximateReceiveCount", 1)) > 1
+    attributes = info.get("sqs_message", {}).get("Attributes", {})
+    return int(attributes.get("ApproximateReceiveCount", 1)) > 1
 
 
 class Delivery:
@@ -757,19 +757,19 @@ class MessageBuffer:
 
     def _go_on(self, delivery: Delivery) -> None:
         """Find out when the slot of a message comes."""
-        asked = time.monotonic()
-        if asked < self._rests_until:
-            self._wait(delivery, self._rests_until - asked)
+        start = time.monotonic()
+        if start < self._rests_until:
+            self._wait(delivery, self._rests_until - start)
             return
         try:
             remaining_s = delivery.remaining()
         except RateLimitedError as error:
             delivery.refuse(error)
         except StoreUnavailableError as error:
-            heard = time.monotonic()
-            rest_s = max(AGAIN_S, REST * (heard - asked))
+            end = time.monotonic()
+            rest_s = max(AGAIN_S, REST * (end - start))
             log.warning("shaped tasks wait %.1f s for the store: %s", rest_s, error)
-            self._rests_until = heard + rest_s
+            self._rests_until = end + rest_s
             self._wait(delivery, rest_s)
         except Exception:
             # The arguments give no valid key or cost: the task raises that error in the pool.
@@ -926,8 +926,8 @@ def _give_back(batches: Sequence[Batches], *, idle_only: bool = False) -> bool:
 
 def _is_stopping() -> bool:
     """Whether this worker has to stop, which it does in the next round of its event loop."""
-    told = (state.should_stop, state.should_terminate)
-    return any(exit_code is not None and exit_code is not False for exit_code in told)
+    exit_codes = (state.should_stop, state.should_terminate)
+    return any(exit_code is not None and exit_code is not False for exit_code in exit_codes)
 
 
 def _seconds_to(instant: str | None) -> float | None:

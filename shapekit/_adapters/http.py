@@ -265,21 +265,21 @@ class RequestShaper:
         self, request: Any, options: Any = None, *, fits_s: float | None = None
     ) -> Admission | None:
         """The admission of a request, for the caller to enter; None if the request is not shaped."""
-        wishes = _NOTHING_SAID if options is None else _PerRequest.checked(options)
+        given = _NOTHING_SAID if options is None else _PerRequest.checked(options)
         plan = self._routes.find(self._reading.target(request)) or self._main
-        if plan is None or wishes.skip:
+        if plan is None or given.skip:
             return None
         policy, key, cost = plan
-        if wishes.cost is not None:
-            cost = wishes.cost
+        if given.cost is not None:
+            cost = given.cost
         elif not isinstance(cost, int):
             cost = cost(request)
             if type(cost) is not int:
                 raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
         admission = policy.admit(
-            key(request) if wishes.key is None else wishes.key,
+            key(request) if given.key is None else given.key,
             cost=cost,
-            max_wait=wishes.max_wait if fits_s is None else self._shorter(policy, wishes.max_wait, fits_s),
+            max_wait=given.max_wait if fits_s is None else self._shorter(policy, given.max_wait, fits_s),
         )
         admission.target = self._reading.target(request)
         return admission
@@ -295,9 +295,9 @@ class RequestShaper:
         policy, rate = self._spec.get("policy"), self._spec.get("rate")
         if policy is not None:
             checked_policy(policy)
-            for field, told in self._spec.items():
-                if field not in _BESIDE_POLICY and told is not None:
-                    raise ConfigError(field, told, "conflicts with policy=", "set it in the policy")
+            for field, value in self._spec.items():
+                if field not in _BESIDE_POLICY and value is not None:
+                    raise ConfigError(field, value, "conflicts with policy=", "set it in the policy")
             return self._plan(policy)
         if rate is None and not any(self._spec.get(field) for field in _OTHER_LIMITS):
             return None
@@ -321,9 +321,9 @@ class RequestShaper:
         return self._plan(self._made(spec, name and f"{name} {url}"), "host")
 
     def _made(self, rate: RateLike | None, name: str | None) -> Policy:
-        said: dict[str, Any] = {field: told for field, told in self._spec.items() if field not in _OWN}
-        said |= {"rate": rate, "name": name}
-        return Policy(**said)
+        options: dict[str, Any] = {field: value for field, value in self._spec.items() if field not in _OWN}
+        options |= {"rate": rate, "name": name}
+        return Policy(**options)
 
     def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan[CostSpec]:
         policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and would block an event loop
@@ -339,10 +339,10 @@ class RequestShaper:
         key, target = self._reading.key(own if spec is None else spec), self._reading.target
         return lambda request: key(target(request), request)
 
-    def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> timedelta:
+    def _shorter(self, policy: Policy, max_wait: Duration | None, fits_s: float) -> timedelta:
         # Clients accept timeouts that are longer than any wait, such as sys.maxsize.
         fits = Fits(seconds=min(max(0.0, fits_s), MAX_SPAN_US // SECOND_US))
-        own_us = policy.shaper.core.max_wait_us if wished is AS_CONFIGURED else max_wait_us(wished)
+        own_us = policy.shaper.core.max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 
 
@@ -362,15 +362,15 @@ class _PerRequest(NamedTuple):
             if field not in cls._fields:
                 known = ", ".join(cls._fields)
                 raise ConfigError(f"shapekit.{field}", options[field], "is unknown", f"use some of {known}")
-        wishes = cls(**options)
-        if wishes.cost is not None:
-            whole("shapekit.cost", wishes.cost)
-        if wishes.max_wait is not AS_CONFIGURED and wishes.max_wait is not None:
-            duration_us("shapekit.max_wait", wishes.max_wait, least=0)
-        if wishes.key is not None and not isinstance(wishes.key, str):
-            raise ConfigError("shapekit.key", wishes.key, "is not text", 'pass a str such as "tenant-1"')
-        boolean("shapekit.skip", wishes.skip)
-        return wishes
+        given = cls(**options)
+        if given.cost is not None:
+            whole("shapekit.cost", given.cost)
+        if given.max_wait is not AS_CONFIGURED and given.max_wait is not None:
+            duration_us("shapekit.max_wait", given.max_wait, least=0)
+        if given.key is not None and not isinstance(given.key, str):
+            raise ConfigError("shapekit.key", given.key, "is not text", 'pass a str such as "tenant-1"')
+        boolean("shapekit.skip", given.skip)
+        return given
 
 
 _NOTHING_SAID = _PerRequest()
@@ -434,14 +434,14 @@ class CallOutcome(NamedTuple):
     @property
     def answer(self) -> ResponseView | None:
         """The server's response: the result, or what the exception carries, or is itself."""
-        bearers = [self.result]
+        sources = [self.result]
         if self.failure is not None:
-            bearers = [getattr(self.failure, "response", None), self.failure]
-        for bearer in bearers:
-            for status in (getattr(bearer, "status_code", None), getattr(bearer, "status", None)):
+            sources = [getattr(self.failure, "response", None), self.failure]
+        for source in sources:
+            for status in (getattr(source, "status_code", None), getattr(source, "status", None)):
                 if isinstance(status, int):
                     # If an SDK has closed the response, its error has the body.
-                    return ResponseView(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
+                    return ResponseView(status, _headers_of(source), body_of(source) or body_of(self.failure))
         return None
 
     @property
@@ -459,11 +459,11 @@ class CallOutcome(NamedTuple):
         return answer is not None and says_exhausted(answer.status, error_of(answer.status, answer.body))
 
 
-def _headers_of(bearer: Any) -> Any:
+def _headers_of(source: Any) -> Any:
     """The raw header pairs if the client keeps them, else its headers object."""
-    raw = getattr(bearer, "raw_headers", None)
+    raw = getattr(source, "raw_headers", None)
     if raw is None:
-        headers = getattr(bearer, "headers", None)
+        headers = getattr(source, "headers", None)
         raw = getattr(headers, "raw", headers)
     return () if raw is None else raw
 
@@ -510,9 +510,9 @@ def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type
     twin = next((refusals[kind] for kind in type(error).__mro__ if kind in refusals), None)
     if twin is None:
         return error
-    told = twin(*error.args).with_traceback(error.__traceback__)
-    told.__cause__ = error.__cause__  # the original error is not shown as its context
-    return told
+    refusal = twin(*error.args).with_traceback(error.__traceback__)
+    refusal.__cause__ = error.__cause__  # the original error is not shown as its context
+    return refusal
 
 
 def twins_of(*errors: type[Exception]) -> dict[type[ShapekitError], type[Exception]]:

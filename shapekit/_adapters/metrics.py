@@ -279,9 +279,9 @@ class Gauges:
         """The gauges of a policy's keys; None if its server does not answer, and is `silent` from then on."""
         keys = self._labels.own(policy.name)
         look = self._looks[policy.name]
-        asked = keys or [ANY_KEY]
+        keys_or_any = keys or [ANY_KEY]
         try:
-            looked = look(asked, ()) if store.instant else self._deadline.call(look, asked, ())
+            looked = look(keys_or_any, ()) if store.instant else self._deadline.call(look, keys_or_any, ())
             return [
                 found for key, seen in zip(keys, looked, strict=False) for found in _found(policy, key, seen)
             ]

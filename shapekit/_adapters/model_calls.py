@@ -162,7 +162,7 @@ async def through(
 
 
 async def ended(
-    driver: Driver, call: Admission | LLMCall, answers: Iterable[Any], heard: StreamUsage | None = None
+    driver: Driver, call: Admission | LLMCall, answers: Iterable[Any], stream_usage: StreamUsage | None = None
 ) -> None:
     """Settle a call that has its answer, by the usage in one of `answers`, or else by what was seen of it."""
     if isinstance(call, Admission):
@@ -172,23 +172,23 @@ async def ended(
         usage = next((usage for usage in map(usage_of, answers) if usage is not None), None)
         if usage is not None:
             await settle(driver, call, usage)
-        elif heard is not None:
-            await settle_seen(driver, call, heard)
+        elif stream_usage is not None:
+            await settle_seen(driver, call, stream_usage)
 
 
 async def failed(
-    driver: Driver, call: Admission | LLMCall, error: BaseException, heard: StreamUsage | None = None
+    driver: Driver, call: Admission | LLMCall, error: BaseException, stream_usage: StreamUsage | None = None
 ) -> None:
     """Settle a call that has ended in an error: read what the server said, and give back what cost nothing.
 
     If an answer had begun, what was seen of it is charged.
     """
     if isinstance(call, LLMCall):
-        if heard is not None and isinstance(error, GeneratorExit):
+        if stream_usage is not None and isinstance(error, GeneratorExit):
             # The garbage collector may run at any point, so another thread counts and settles.
-            process.in_background(run, settle_seen, call, heard)
-        elif heard is not None:
-            await settle_seen(driver, call, heard)
+            process.in_background(run, settle_seen, call, stream_usage)
+        elif stream_usage is not None:
+            await settle_seen(driver, call, stream_usage)
         await driver.ask(Twin(call.failed, call.afailed), error)
         return
     try:

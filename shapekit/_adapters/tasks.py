@@ -70,9 +70,11 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
         raise ConfigError("shape", shape, "is neither a policy nor its keywords", example)
     policy = shape.get("policy")
     known = OWN if policy is not None else TaskShape.__annotations__
-    for field, told in shape.items():
+    for field, value in shape.items():
         if field not in known:
-            raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
+            raise ConfigError(
+                f"shape[{field!r}]", value, "is unknown here", f"use some of {', '.join(known)}"
+            )
     if policy is not None:
         checked_policy(policy, "shape['policy']")
     if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
@@ -86,7 +88,7 @@ def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | 
     """
     policy = spec.get("policy")
     if policy is None:
-        anywhere = {field: told for field, told in spec.items() if field not in ("store", "clock")}
+        anywhere = {field: value for field, value in spec.items() if field not in ("store", "clock")}
         policy = policy_of(anywhere, name="tried")
         policy.close()
     key, cost = checked_key(spec.get("key", policy.key)), checked_cost(spec.get("cost", policy.cost))
@@ -96,7 +98,7 @@ def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | 
 
 def policy_of(spec: Mapping[str, Any], **otherwise: Any) -> Policy:
     """The policy with the keywords of a shape; `otherwise` holds the defaults."""
-    return Policy(**(otherwise | {field: told for field, told in spec.items() if field not in OWN}))
+    return Policy(**(otherwise | {field: value for field, value in spec.items() if field not in OWN}))
 
 
 def calls_of(policy: Policy, spec: Mapping[str, Any], function: Callable[..., Any]) -> Calls:
@@ -123,9 +125,9 @@ def told_of(error: RateLimitedError) -> tuple[Any, ...]:
     return (type(error).__name__, *error.args)
 
 
-def refusal_of(told: Sequence[Any]) -> RateLimitedError:
+def refusal_of(fields: Sequence[Any]) -> RateLimitedError:
     """The refusal from the values of `told_of`."""
-    kind, decision, *rest = told
+    kind, decision, *rest = fields
     return _REFUSALS[kind](Decision(*decision), *rest)
 
 
@@ -191,8 +193,8 @@ class ShapedTasks:
         """The key and the cost that each task has under the policy."""
         self._on_reject = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
         self._grace_s = min(MOST_GRACE_S, grace_of(policy))
-        if (told := spec.get("grace")) is not None:
-            self._grace_s = duration_us("grace", told, least=0) / SECOND_US
+        if (grace := spec.get("grace")) is not None:
+            self._grace_s = duration_us("grace", grace, least=0) / SECOND_US
         self._near_s = near_s
         self._ahead_s = ahead_s
         self._queued_s = 0.0
@@ -262,8 +264,8 @@ class ShapedTasks:
     def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
         """The admission of a task with this slot, which `admit` has admitted in another process."""
         core = self.policy.shaper.core
-        _, *told = json.loads(slot_header)
-        return self.calls.admission(args, kwargs).taken(received(core, told))
+        _, *fields = json.loads(slot_header)
+        return self.calls.admission(args, kwargs).taken(received(core, fields))
 
     async def give_back(self, driver: Driver, slot_header: str | None) -> None:
         """Give back the slot of a task that will not run, even if it has passed. A failure is logged."""
@@ -276,8 +278,8 @@ class ShapedTasks:
         if slot_header is None:
             return None, None
         try:
-            ahead_s, *told = json.loads(slot_header)
-            return received(self.policy.shaper.core, told), None if ahead_s is None else float(ahead_s)
+            ahead_s, *fields = json.loads(slot_header)
+            return received(self.policy.shaper.core, fields), None if ahead_s is None else float(ahead_s)
         except (TypeError, ValueError):
             return None, None
 

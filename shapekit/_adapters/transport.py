@@ -182,8 +182,8 @@ class Transport:
     _held_stream: ClassVar[Any]
     _observed_stream: ClassVar[Any]
 
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         # A client accepts only bodies of its library's own classes.
         bodies = cls.library.SyncByteStream, cls.library.AsyncByteStream
         cls._held_stream = type("HeldStream", (HeldStream, *bodies), {})

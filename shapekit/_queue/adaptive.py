@@ -168,20 +168,20 @@ class AdaptiveRate:
     def _words(self, key: str, signal: RateSignal) -> list[tuple[Twin[Any], tuple[int, ...]]]:
         """The operations to send to the store now, with their arguments."""
         now = self._core.store.clock.now_us()
-        words: list[tuple[Twin[Any], tuple[int, ...]]] = []
+        operations: list[tuple[Twin[Any], tuple[int, ...]]] = []
         if signal.is_refusal:
             # Successes since the last incident show that this refusal begins a new one.
             if tally := self._tallies.take(key, now):
-                words.append((self._succeeded, _told(tally, now)))
-            words.append((self._throttled, (signal.age_us, signal.hold_us, process.fresh_id())))
+                operations.append((self._succeeded, _told(tally, now)))
+            operations.append((self._throttled, (signal.age_us, signal.hold_us, process.fresh_id())))
         elif signal.is_success and (
             tally := self._tallies.add(key, now - signal.age_us, now, waited=signal.waited)
         ):
-            words.append((self._succeeded, _told(tally, now)))
+            operations.append((self._succeeded, _told(tally, now)))
         if signal.stated is not None:
             share = cast("AdaptiveQueue", self._core.queue_of(key)).share(*signal.stated)
-            words.append((self._stated, (share, signal.age_us, process.fresh_id())))
-        return words
+            operations.append((self._stated, (share, signal.age_us, process.fresh_id())))
+        return operations
 
     def _refusal(self, key: str, age: Duration, hold: Duration) -> RateSignal:
         self._core.check(key, 1)
@@ -212,10 +212,10 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
         raise ConfigError("adaptive", adaptive, "is not an Adaptive", 'write Adaptive(min="1/s", max="50/s")')
     if pace != "smooth":
         raise ConfigError("pace", pace, "conflicts with adaptive=, which paces evenly", "leave it out")
-    for field, told in beside.items():
-        if told:
+    for field, value in beside.items():
+        if value:
             fix = "leave it out, or admit each call by two policies, one inside the other"
-            raise ConfigError(field, told, "conflicts with adaptive=, which moves slots", fix)
+            raise ConfigError(field, value, "conflicts with adaptive=, which moves slots", fix)
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)
 
 

@@ -231,14 +231,14 @@ class Registry:
             waiter = at_key.waiting[call.number] = PermitWaiter(self, at_key, call.number, came_with)
             return waiter
 
-    def hear(self, key: str, told: PermitAnswer) -> None:
+    def hear(self, key: str, answer: PermitAnswer) -> None:
         """Apply an answer of the store: wake calls that got their permit or that the store forgot."""
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
                 return
-            at_key.came_with = told[0]
-            permitted = at_key.alive.intersection(told[1:])
+            at_key.came_with = answer[0]
+            permitted = at_key.alive.intersection(answer[1:])
             at_key.has_news |= not permitted <= at_key.permitted
             at_key.permitted |= permitted
             for waiter in list(at_key.waiting.values()):
@@ -315,28 +315,28 @@ class Registry:
                     at_key.has_failed, at_key.due_us, self.due_us = False, 0, 0
 
     def renewed(
-        self, key: str, told: PermitAnswer | None, since_us: int, now_us: int, *, shared: int = 1
+        self, key: str, answer: PermitAnswer | None, since_us: int, now_us: int, *, shared: int = 1
     ) -> None:
         """Apply the answer to a renewal of `shared` keys sent at `since_us`; `told` is None if it failed."""
-        if told is not None and told[0] < 0:
-            told = None  # a fallback answered: the store itself was not reached
+        if answer is not None and answer[0] < 0:
+            answer = None  # a fallback answered: the store itself was not reached
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
                 return
             # Counted from when the question was sent: however late the answer, the lease may have begun then.
             pause_us = self.lease_us // RENEWALS
-            at_key.has_failed = told is None
-            at_key.most = MOST_KEYS if told is not None else max(1, shared // 4)
-            at_key.due_us = since_us + (pause_us // HURRY if told is None else pause_us)
+            at_key.has_failed = answer is None
+            at_key.most = MOST_KEYS if answer is not None else max(1, shared // 4)
+            at_key.due_us = since_us + (pause_us // HURRY if answer is None else pause_us)
             # The renewal does not settle a call that became unsure after it was sent.
             if now_us >= at_key.unsure_until_us or (
-                told is not None and at_key.unsure_until_us <= since_us + self.lease_us
+                answer is not None and at_key.unsure_until_us <= since_us + self.lease_us
             ):
                 at_key.unsure_until_us = 0
             self._tidy(key, at_key)
-        if told is not None:
-            self.hear(key, told)
+        if answer is not None:
+            self.hear(key, answer)
 
     def rest(self) -> bool:
         """Whether there is nothing to renew; then the heartbeat drops this registry."""
@@ -538,8 +538,8 @@ class Heartbeat:
         else:
             registry.found(lambda key: renewal.shard(key) == shard)
         now_us = self._clock.now_us()
-        for key, told in zip(keys, answers, strict=True):
-            registry.renewed(key, told, since_us, now_us, shared=len(keys))
+        for key, answer in zip(keys, answers, strict=True):
+            registry.renewed(key, answer, since_us, now_us, shared=len(keys))
 
 
 def _failed(keys: Sequence[str], error: Exception) -> None:
@@ -774,14 +774,14 @@ class Permits:
     async def _left(self, driver: Driver, permit: Permit) -> None:
         place = (permit.key, permit.owner, permit.number)
         try:
-            told: PermitAnswer = (
+            answer: PermitAnswer = (
                 self._leave.call(*place) if self.instant else await driver.ask(self._leave, *place)
             )
         except StoreUnavailableError:
             self._end(permit, is_sure=False)
             return
-        self._end(permit, is_sure=told[0] >= 0)
-        self.registry.hear(permit.key, told)
+        self._end(permit, is_sure=answer[0] >= 0)
+        self.registry.hear(permit.key, answer)
         if self.registry.has_lost(permit.key) and not self._is_awaited:
             # The store may have given the permit to a call whose event loop is closed: the next call gets it.
             process.in_background(run, self._heal, permit.key)
@@ -833,16 +833,16 @@ class Permits:
         if len(around) < limit:
             return
         # A call made by a thread without an event loop also encloses a loop that the thread runs meanwhile.
-        here, named = (_task(), threading.get_ident()), whose(key, self.policy)
+        here, subject = (_task(), threading.get_ident()), whose(key, self.policy)
         if all(call.enclosing in here for call in around):
             raise ConfigError(
                 "concurrency",
                 limit,
-                f"is used up for {named} by calls that this one is made in: it would wait for ever",
+                f"is used up for {subject} by calls that this one is made in: it would wait for ever",
                 "raise it, or give the inner call a policy or a key of its own",
             )
         warnings.warn(
-            f"concurrency={limit} is used up for {named} by calls that this thread or task, or "
+            f"concurrency={limit} is used up for {subject} by calls that this thread or task, or "
             "the one that started it, has in flight: this call waits for ever, unless others end them; end "
             "them first (close the response), raise concurrency, or give this call a policy or a key of its "
             "own",
@@ -859,9 +859,9 @@ class Permits:
         return place == PERMITTED
 
     async def _asked(self, driver: Driver, permit: Permit, may_wait: int) -> tuple[int, int]:
-        asked = (permit.key, permit.owner, permit.number, may_wait)
+        arguments = (permit.key, permit.owner, permit.number, may_wait)
         answer: tuple[int, int] = (
-            self._enter.call(*asked) if self.instant else await driver.ask(self._enter, *asked)
+            self._enter.call(*arguments) if self.instant else await driver.ask(self._enter, *arguments)
         )
         return answer
 
@@ -872,10 +872,10 @@ class Permits:
 
     async def _heal(self, driver: Driver, key: str) -> None:
         since_us = self.clock.now_us()
-        told = await driver.ask(self._keep, key, *self.registry.alive([key], since_us))
-        self.registry.renewed(key, told, since_us, self.clock.now_us())
+        answer = await driver.ask(self._keep, key, *self.registry.alive([key], since_us))
+        self.registry.renewed(key, answer, since_us, self.clock.now_us())
         # Also if a fallback answered for a store that is gone.
-        self.registry.hear(key, told)
+        self.registry.hear(key, answer)
 
     def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:
         """How long until the next check; None for no checks."""

@@ -249,10 +249,10 @@ class KeyPoller:
         """The states of the keys, from answers to this process since the last poll, else from the store."""
         self._seen = [watch.version for watch in self._watches]
         than_us = self._heard_us
-        told = [await self._status.looking(driver, key, than_us) for key in self._watched]
-        self._heard_us = min([asked_us for asked_us, _ in told], default=than_us)
+        answers = [await self._status.looking(driver, key, than_us) for key in self._watched]
+        self._heard_us = min([asked_us for asked_us, _ in answers], default=than_us)
         self._look_us = None
-        return [key_state for _, key_state in told]
+        return [key_state for _, key_state in answers]
 
     def _has_news(self) -> bool:
         return any(watch.version is not seen for watch, seen in zip(self._watches, self._seen, strict=True))

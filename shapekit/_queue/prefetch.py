@@ -223,25 +223,25 @@ class SlotBuffer:
         """Note that this process changed the key: its state is asked for before the next call leaves."""
         self.doubts = object()
 
-    def fill(self, asked: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
+    def fill(self, grants: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
         """Store the slots that a trip has fetched; returns the answers for the calls that asked."""
         self._learn(now_us)
         generation = self._standing[0]
-        taken = [granted for granted in asked if granted.accepted and granted.generation == generation]
+        taken = [granted for granted in grants if granted.accepted and granted.generation == generation]
         self._returning += [granted for granted in further if granted.generation != generation]
         further = [granted for granted in further if granted.generation == generation]
         # If a call comes right after an answer, it is the trips that slow the calls down.
         is_hurried = 0 <= self._came_us - self._answered_us < self._trip_us // 2
         self._answered_us = now_us
         is_late = any(granted.wait_us > 0 for granted in (*taken, *further))
-        self._is_crowded = len(asked) > 1 or is_hurried or is_late
+        self._is_crowded = len(grants) > 1 or is_hurried or is_late
         # A further slot may be one that another call gave back, before the slots that are owned.
         self._slots = deque(sorted([*self._slots, *further], key=_due_us))
         self._last_taken_us = max([self._last_taken_us, *map(_due_us, taken)])
         self._last_us = max([self._last_us, *map(_due_us, (*taken, *further))])
-        if not asked and not further:
+        if not grants and not further:
             self._may_refill = False
-        return [self._handed(granted, now_us) if granted.accepted else granted for granted in asked]
+        return [self._handed(granted, now_us) if granted.accepted else granted for granted in grants]
 
     def failed(self) -> None:
         """A trip failed: no refill until a call needs one."""

@@ -133,15 +133,15 @@ class Budgets:
             known = self._keys.get(key)
             if known is None:
                 return ()
-            period, limit, told = known.told.get(place, (usage.resets_at, usage.limit, 0))
+            period, limit, reported = known.told.get(place, (usage.resets_at, usage.limit, 0))
             is_rolling = usage.per.startswith("rolling:")
             if period != usage.resets_at and not is_rolling:
-                told = 0
+                reported = 0
             if is_rolling or limit != usage.limit:
                 # No period begins here: a share is reported again once the usage has fallen below it.
-                told = min(told, len(reached))
-            known.told[place] = (usage.resets_at, usage.limit, max(told, len(reached)))
-        return reached[told:]
+                reported = min(reported, len(reached))
+            known.told[place] = (usage.resets_at, usage.limit, max(reported, len(reached)))
+        return reached[reported:]
 
 
 SLACK_US = SECOND_US
@@ -351,9 +351,9 @@ class Reporter:
             if self.listeners:
                 self.listeners.tell(LimitChanged(self._name, key, limit, known, by, why))
             if log := _log(SHAPER_LOG, _INFO):
-                whose = "" if key is None else f", key {key!r}"
-                told = f"{limit}, set by {by}" if limit else "as in the code again"
-                log.info("%s%s: %s", self._name, whose, told)
+                of_key = "" if key is None else f", key {key!r}"
+                change = f"{limit}, set by {by}" if limit else "as in the code again"
+                log.info("%s%s: %s", self._name, of_key, change)
 
     def was_reset(self, key: str) -> None:
         """A key was reset."""

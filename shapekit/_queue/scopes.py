@@ -107,11 +107,11 @@ class Scopes:
     def hear(self, key: str, scope: str, until_us: int, now_us: int, *, is_own: bool = True) -> None:
         """Remember a hold of a scope; `is_own` if this process has placed it just now."""
         with self._lock:
-            heard = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
-            heard.pop((key, scope), None)
-            process.make_room(heard, MOST_HOLDS)
-            heard[key, scope] = _Observed(until_us, now_us if is_own else 0)
-            self._heard = heard
+            holds = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
+            holds.pop((key, scope), None)
+            process.make_room(holds, MOST_HOLDS)
+            holds[key, scope] = _Observed(until_us, now_us if is_own else 0)
+            self._heard = holds
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
         """The scopes to wait for: the request's own or, if that is unknown, all held ones it may have."""
@@ -432,17 +432,17 @@ class ScopedSlots:
         self._lines.leave(caller)
         with suppress(StoreUnavailableError):
             await self._give_back(driver, caller)
-        told = error
+        restated = error
         if isinstance(error, QueueFullError):
-            told = self._core.accounts.named(caller.told(error))
+            restated = self._core.accounts.named(caller.told(error))
         self._core.reporter.ended(
-            caller.key, caller.cost, told, had_slot=caller.had_slot, returned=caller.is_returned
+            caller.key, caller.cost, restated, had_slot=caller.had_slot, returned=caller.is_returned
         )
         try:
-            if told is not error:
-                raise told.with_traceback(error.__traceback__) from error.__cause__
+            if restated is not error:
+                raise restated.with_traceback(error.__traceback__) from error.__cause__
         finally:
-            del told  # its traceback holds this frame
+            del restated  # its traceback holds this frame
 
     async def _taken(self, driver: Driver, caller: Caller) -> Reservation:
         """Take a slot once the scope is free and earlier requests have theirs."""
@@ -511,8 +511,8 @@ class ScopedSlots:
 
     def _has_heard(self, caller: Caller) -> bool:
         """Whether this process knows of a hold on one of the caller's scopes."""
-        now, heard = self._clock.now_us(), self.scopes.heard_until_us
-        return any(heard(caller.key, scope, 0) > now for scope in caller.scopes)
+        now, held_until_us = self._clock.now_us(), self.scopes.heard_until_us
+        return any(held_until_us(caller.key, scope, 0) > now for scope in caller.scopes)
 
     async def _looked(self, driver: Driver, caller: Caller) -> bool:
         """Ask the store whether all of the caller's scopes are free."""

@@ -221,8 +221,8 @@ class Waiter:
                 if pending.due_us == due_us and await self._may_leave(driver, pending, allowed_us, now_us):
                     return pending
             elif poller is not None and (polls_at_us <= now_us or poller.is_time(now_us)):
-                told = await poller.look(driver)
-                for key_state in told or (await self._status.ask(driver, pending.key),):
+                key_states = await poller.look(driver)
+                for key_state in key_states or (await self._status.ask(driver, pending.key),):
                     pending.hear(key_state, self._clock.now_us())
 
     def _allowed_us(self, pending: PendingWait) -> int:
@@ -555,9 +555,9 @@ class PendingWait:
 
     def _refusal(self, max_wait_us: int, *, held: bool) -> RateLimitedError:
         wait_us = self.due_us - self.asked_us
-        told = Decision(False, 1, 1, 0, self.due_us, wait_us - max_wait_us)
+        decision = Decision(False, 1, 1, 0, self.due_us, wait_us - max_wait_us)
         delay, bound = wait_us / SECOND_US, max_wait_us / SECOND_US
-        error = QueueFullError(told, self.key, delay, bound, self._core.name, held)
+        error = QueueFullError(decision, self.key, delay, bound, self._core.name, held)
         return self._core.accounts.named(error)
 
 
@@ -771,8 +771,8 @@ class KeyStatus:
                 if question.is_open:
                     question = self._questions.anew(key, self._queue)
                     break
-            if (told := question.told()) is not None:
-                return self._clock.now_us(), told
+            if (key_state := question.told()) is not None:
+                return self._clock.now_us(), key_state
         try:
             now_us, question.answer = await self._answered(driver, key, question.asked_us)
         except BaseException as error:
@@ -841,7 +841,7 @@ class KeyStatus:
         ahead = 0 if self.instant else self.store_clock.hear(asked_us, there, now_us)
         return now_us, KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
-    def _followed(self, told: tuple[Any, ...], asked_us: int = 0) -> tuple[int, KeyState]:
-        *confirmed, changes, queue = told
+    def _followed(self, answer: tuple[Any, ...], asked_us: int = 0) -> tuple[int, KeyState]:
+        *confirmed, changes, queue = answer
         now_us, key_state = self._standing(tuple(confirmed), asked_us)
         return now_us, key_state._replace(changes=changes, queue=queue)

@@ -526,9 +526,9 @@ class Driver:
     has_order: ClassVar[bool] = True
     """Whether calls that are due leave in order, as the tasks of one loop do; threads do not."""
 
-    def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
+    def ask(self, twin: Twin[T], /, *args: Any, **kwargs: Any) -> Awaitable[T]:
         """Do the operation, and return its result."""
-        return twin.acall(*args, **named)
+        return twin.acall(*args, **kwargs)
 
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
@@ -585,8 +585,8 @@ class _Threads(Driver):
     alarm = ThreadAlarm
     has_order = False
 
-    async def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> T:
-        return twin.call(*args, **named)
+    async def ask(self, twin: Twin[T], /, *args: Any, **kwargs: Any) -> T:
+        return twin.call(*args, **kwargs)
 
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
@@ -630,12 +630,12 @@ TASKS = Driver()
 
 
 def run(
-    flow: Callable[Concatenate[Driver, P], Coroutine[Any, Any, T]], /, *args: P.args, **named: P.kwargs
+    flow: Callable[Concatenate[Driver, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """Run a flow to its end in this thread, and return its result."""
     try:
         # In one line: an interrupt between the two would leave a coroutine that was never awaited.
-        flow(THREADS, *args, **named).send(None)
+        flow(THREADS, *args, **kwargs).send(None)
     except StopIteration as end:
         answer: T = end.value
         return answer

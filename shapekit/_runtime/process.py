@@ -339,9 +339,9 @@ class ErrorsLogged:
 
     __slots__ = ("_key", "_log", "_what")
 
-    def __init__(self, key: str, what: str, log: str = "shapekit.policy") -> None:
+    def __init__(self, key: str, outcome: str, log: str = "shapekit.policy") -> None:
         self._key = key
-        self._what = what
+        self._what = outcome
         self._log = log
 
     def __enter__(self) -> None:
@@ -378,14 +378,14 @@ class Switch:
 
 
 def _from_environment() -> Switch:
-    told = os.environ.get("SHAPEKIT_OFF", "")
-    word = told.strip().lower()
+    value = os.environ.get("SHAPEKIT_OFF", "")
+    word = value.strip().lower()
     is_off = word in ("1", "true", "yes", "on")
     if word not in ("", "0", "false", "no", "off"):
         import logging  # noqa: PLC0415 - loaded only to log
 
-        meant = "is set: calls are not shaped" if is_off else "is neither yes nor no, so calls are shaped"
-        logging.getLogger("shapekit").warning("SHAPEKIT_OFF=%.80r %s in this process", told, meant)
+        meaning = "is set: calls are not shaped" if is_off else "is neither yes nor no, so calls are shaped"
+        logging.getLogger("shapekit").warning("SHAPEKIT_OFF=%.80r %s in this process", value, meaning)
     return Switch(is_off=is_off)
 
 

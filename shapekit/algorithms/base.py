@@ -484,8 +484,8 @@ def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, 
     after, decision, life, admitted = booked(book, now, cost, skew)
     if after is None or not admitted:
         return state, decision, life, False
-    named: Any = decision.receipt
-    return after[0], decision._replace(receipt=named[-1]), life, True
+    receipt: Any = decision.receipt
+    return after[0], decision._replace(receipt=receipt[-1]), life, True
 
 
 def counted(book: Book | None, after: Any, now: int, cost: int) -> Book:
@@ -513,9 +513,9 @@ def as_tuple(sent: Any) -> Any:
 def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple) -> Decision:
     """The Decision that a twin has sent, whose text may be bytes."""
     allowed, limit, current, remaining, reset_at, retry_after, binding, receipt = sent
-    told = binding.decode() if binding.__class__ is bytes else binding
+    name = binding.decode() if binding.__class__ is bytes else binding
     charged = None if receipt is None else receipt_received(receipt)
-    return _new(Decision, (allowed == 1, limit, current, remaining, reset_at, retry_after, told, charged, 0))
+    return _new(Decision, (allowed == 1, limit, current, remaining, reset_at, retry_after, name, charged, 0))
 
 
 def check_cost(cost: object, max_cost: int, key: str, what: str, policy: str) -> int:

@@ -525,9 +525,9 @@ def first_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> FirstOf:
 
 def _named(parts: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
     """All parts by name, positional ones first."""
-    called: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for part in parts:
         kind = getattr(part, "kind", "part")
         names = (kind, *(f"{kind}_{number}" for number in range(2, len(parts) + len(named) + 2)))
-        called[next(name for name in names if name not in called and name not in named)] = part
-    return called | named
+        by_name[next(name for name in names if name not in by_name and name not in named)] = part
+    return by_name | named

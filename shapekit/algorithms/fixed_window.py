@@ -125,10 +125,10 @@ class FixedWindow(Window[Counts]):
     def refund_passed(
         self, state: Counts, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Counts]:
-        told = self.refund(state, now, cost, charged_at, skew)
-        left = told.state or state
+        outcome = self.refund(state, now, cost, charged_at, skew)
+        left = outcome.state or state
         if left[-2] >= state[-2]:
-            return told
+            return outcome
         return self._settled((*left, state[-2], 0), now)
 
     def prospect(self, state: Counts | None, cost: int, skew: int = 0) -> Periodic:

@@ -129,8 +129,8 @@ class Ledger(Algorithm[Book]):
     ) -> Outcome[Book]:
         """Give back at most what was charged, once: a second refund of the same receipt does nothing."""
         if state is not None and self.owns(charged_at):
-            told: Any = charged_at
-            life, last, units, receipt = told
+            own_receipt: Any = charged_at
+            life, last, units, receipt = own_receipt
             before, born, charged, settled = state
             if life == born and 0 < units <= last <= charged:
                 ends = now + self.limit.life(before, now, skew)
@@ -146,18 +146,18 @@ class Ledger(Algorithm[Book]):
         """Charge unconditionally: once per receipt; without a receipt, each time."""
         name: tuple[int, ...] = ()
         if self.owns(charged_at):
-            told: Any = charged_at
-            name = told[:2]
+            own_receipt: Any = charged_at
+            name = own_receipt[:2]
             settled = state[3] if state else ()
             if settled and name in {*zip(settled[3][::2], settled[3][1::2], strict=True)}:
                 return Outcome(state, self.peek(state, now, skew), 0, False)
         after, decision, life, _ = self.limit.debit(_limits(state), now, cost, None, skew)
         book = counted(state, after, now, cost)
-        named = receipted(book, decision, cost)
+        answer = receipted(book, decision, cost)
         if name:
             until, mark, runs, debits = book[3] or (now + life, book[2], (), ())
             book = (*book[:3], (until, mark, runs, (*debits, *name)[-2 * MOST_DEBITS :]))
-        return Outcome(book, named, life, True)
+        return Outcome(book, answer, life, True)
 
     def scaled(self, share: float | Fraction) -> Ledger:
         return Ledger(self.limit.scaled(share))
@@ -216,10 +216,10 @@ class Ledger(Algorithm[Book]):
         return born, last, units, self.limit.receipt_received(own)
 
     def decision_received(self, sent: Any) -> Decision:
-        *told, born, charged, cost = sent
+        *fields, born, charged, cost = sent
         if cost.__class__ is not int:  # the full form, which ends with a receipt or None
             return decision_of(sent, self.receipt_received)
-        return receipted((None, born, charged, ()), self.limit.decision_received(told), cost)
+        return receipted((None, born, charged, ()), self.limit.decision_received(fields), cost)
 
 
 def ledgered(limit: Algorithm[Any]) -> Algorithm[Any]:

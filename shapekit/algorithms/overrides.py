@@ -75,8 +75,8 @@ class Override(NamedTuple):
         """The limits in words, such as `rate 20/s, burst 5`."""
         if self.state != ON:
             return self.state
-        told = [(field, getattr(self, field)) for field in LIMITS]
-        return ", ".join(f"{field} {value}" for field, value in told if value is not None)
+        limits = [(field, getattr(self, field)) for field in LIMITS]
+        return ", ".join(f"{field} {value}" for field, value in limits if value is not None)
 
     @property
     def ends_us(self) -> int | None:
@@ -103,9 +103,9 @@ class Override(NamedTuple):
             bound = f"conflicts with {limits[0]}" if limits else "changes nothing"
             raise ConfigError("state", self.state, bound, 'set off or held, or limits such as rate="20/s"')
         for field in ("set_at", "until"):
-            told = getattr(self, field)
-            if told is not None and (exactly(told) is None or not 0 <= told < _LATEST_S):
-                raise _no_instant(field, told)
+            instant = getattr(self, field)
+            if instant is not None and (exactly(instant) is None or not 0 <= instant < _LATEST_S):
+                raise _no_instant(field, instant)
         if self.rate is not None:
             parse_rates(self.rate)
         if self.burst is not None:
@@ -132,23 +132,23 @@ class Change(TypedDict, total=False):
 
 def override_of(rate: str | None, change: Change, by: str, now_us: int) -> Override:
     """The override to set now; ConfigError if its limits are not valid."""
-    told: dict[str, Any] = dict(change)
-    for field in told:
+    fields: dict[str, Any] = dict(change)
+    for field in fields:
         if field not in Change.__annotations__:
             # As Python raises for any call with an unknown keyword.
             raise TypeError(f"configure() got an unexpected keyword argument {field!r}")
-    if isinstance(until := told.get("until"), datetime):
+    if isinstance(until := fields.get("until"), datetime):
         try:
-            told["until"] = until.timestamp()
+            fields["until"] = until.timestamp()
         except (OverflowError, ValueError, OSError):  # in its zone, it is beyond every calendar
             raise _no_instant("until", until) from None
-    if "reason" in told:
-        told["why"] = told.pop("reason")
-    return Override(rate=rate, by=by, set_at=now_us / SECOND_US, **told).checked()
+    if "reason" in fields:
+        fields["why"] = fields.pop("reason")
+    return Override(rate=rate, by=by, set_at=now_us / SECOND_US, **fields).checked()
 
 
-def _no_instant(field: str, told: object) -> ConfigError:
-    return ConfigError(field, told, "is not an instant", "pass a datetime or epoch seconds")
+def _no_instant(field: str, value: object) -> ConfigError:
+    return ConfigError(field, value, "is not an instant", "pass a datetime or epoch seconds")
 
 
 _SAMPLE = LeakyQueue(parse_rates("1/s"), None, "smooth", ())
@@ -206,8 +206,8 @@ def read(text: str, known: Overrides = ()) -> Overrides:
         return ()
     sound = {one: one for one in known}
     try:
-        told = [Override(**fields) for fields in json.loads(text)]
-        found = tuple([sound.get(one) or one.checked() for one in told])
+        overrides = [Override(**fields) for fields in json.loads(text)]
+        found = tuple([sound.get(one) or one.checked() for one in overrides])
     except ConfigError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
@@ -237,8 +237,8 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
     if override.state == HELD:
         return overridden(queue, is_held=True)
     is_off = override.state == OFF
-    told = (override.rate, override.burst, override.quota, override.headroom)
-    if not is_off and told.count(None) == len(told):
+    limits = (override.rate, override.burst, override.quota, override.headroom)
+    if not is_off and limits.count(None) == len(limits):
         return queue
     if isinstance(queue, AdaptiveQueue):
         return overridden(queue, **_bounds(queue, override))
@@ -266,9 +266,9 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
 
 def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
     """The bounds of an adaptive rate: an operator's rate is the highest one."""
-    told = override.quota or override.headroom
-    if told is not None:
-        raise ConfigError("quota or headroom", told, "has no effect on an adaptive rate", "set its rate")
+    limit = override.quota or override.headroom
+    if limit is not None:
+        raise ConfigError("quota or headroom", limit, "has no effect on an adaptive rate", "set its rate")
     numbers: dict[str, Any] = {} if override.burst is None else {"burst": override.burst}
     if override.state == OFF:
         numbers["lowest"] = numbers["highest"] = _lifted_rate(queue.highest)
@@ -282,27 +282,27 @@ def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
     return numbers
 
 
-def _with_quotas(gates: Iterable[Algorithm[Any]], told: list[Quota]) -> tuple[Algorithm[Any], ...]:
-    changed = tuple([_with_quota(gate, told) for gate in gates])
-    for quota in told:
+def _with_quotas(gates: Iterable[Algorithm[Any]], new_quotas: list[Quota]) -> tuple[Algorithm[Any], ...]:
+    changed = tuple([_with_quota(gate, new_quotas) for gate in gates])
+    for quota in new_quotas:
         bound = "changes no quota, as the code has none with this period"
         fix = "name the period of one, or add such a quota to the code"
         raise ConfigError("quota", f"{quota.limit}/{quota.per}", bound, fix)
     return changed
 
 
-def _with_quota(limit: Algorithm[Any], told: list[Quota]) -> Algorithm[Any]:
+def _with_quota(limit: Algorithm[Any], new_quotas: list[Quota]) -> Algorithm[Any]:
     """The limit with the numbers of the quotas in `told` that have its periods; removes these from `told`."""
     if isinstance(limit, Composite):
-        parts = [_with_quota(part, told) for part in limit.parts]
+        parts = [_with_quota(part, new_quotas) for part in limit.parts]
         return type(limit)(dict(zip(limit.names, parts, strict=True)))
     if isinstance(limit, Ledger):
-        return Ledger(_with_quota(limit.limit, told))
+        return Ledger(_with_quota(limit.limit, new_quotas))
     if isinstance(limit, Quota):
         period = cadence_of(limit.per)
-        for place, quota in enumerate(told):
+        for place, quota in enumerate(new_quotas):
             if cadence_of(quota.per) == period:
-                return _with_limit(limit, told.pop(place).limit)
+                return _with_limit(limit, new_quotas.pop(place).limit)
     return limit
 
 
@@ -314,8 +314,10 @@ def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
         return _lifted(limit)
     used = _limits_of(limit)
     for field in LIMITS:
-        if (told := getattr(override, field)) is not None and field not in used:
-            raise ConfigError(field, told, f"has no effect on a {limit.kind}", f"set its {' or '.join(used)}")
+        if (value := getattr(override, field)) is not None and field not in used:
+            raise ConfigError(
+                field, value, f"has no effect on a {limit.kind}", f"set its {' or '.join(used)}"
+            )
     if override.quota is not None:
         return _with_quotas((limit,), quotas(override.quota))[0]
     if isinstance(limit, Meter):

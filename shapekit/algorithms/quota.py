@@ -152,10 +152,10 @@ class PeriodCounter(Counting[Used]):
     def refund_passed(
         self, state: Used, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Used]:
-        told = self.refund(state, now, cost, charged_at, skew)
-        if not told.persist or state[-1] <= now or (told.state or ())[-3:-2] == state[-3:-2]:
-            return told
-        return self._settled(self._with(told.state, now, state[-3], 0, state[-1]), now, skew)
+        outcome = self.refund(state, now, cost, charged_at, skew)
+        if not outcome.persist or state[-1] <= now or (outcome.state or ())[-3:-2] == state[-3:-2]:
+            return outcome
+        return self._settled(self._with(outcome.state, now, state[-3], 0, state[-1]), now, skew)
 
     def prospect(self, state: Used | None, cost: int, skew: int = 0) -> Periodic | None:
         known = [*triples(state or ())]
@@ -351,8 +351,8 @@ class SpreadCounter(Counting[Spread]):
         self._fill(limit=limit, periods=periods, counter=PeriodCounter(limit, periods))
 
     def owns(self, receipt: Receipt) -> bool:
-        told = receipt if isinstance(receipt, tuple) else (receipt,)
-        return len(told) in (1, _RECEIPT) and all(type(number) is int for number in told)
+        numbers = receipt if isinstance(receipt, tuple) else (receipt,)
+        return len(numbers) in (1, _RECEIPT) and all(type(number) is int for number in numbers)
 
     @property
     def civil(self) -> bool:
@@ -411,8 +411,8 @@ class SpreadCounter(Counting[Spread]):
         self, state: Spread | None, now: int, cost: int, charged_at: Receipt, skew: int, *, has_passed: bool
     ) -> Outcome[Spread]:
         book, _ = state or _COLD
-        told: Any = charged_at if isinstance(charged_at, tuple) else (charged_at,)
-        civil, *charge = told
+        receipt: Any = charged_at if isinstance(charged_at, tuple) else (charged_at,)
+        civil, *charge = receipt
         refund = self.counter.refund_passed if has_passed else self.counter.refund
         counted = refund(book, now, cost, civil, skew)
         if not counted.persist or not isinstance(civil, int):

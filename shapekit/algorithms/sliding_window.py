@@ -183,10 +183,10 @@ class SlidingWindow(Window[Ring]):
     def refund_passed(
         self, state: Ring, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Ring]:
-        told = self.refund(state, now, cost, charged_at, skew)
-        if not told.persist or (told.state and told.state[0] >= state[0]):
-            return told
-        return self._settled(self._turned(told.state or (state[0], 0), state[0], self.buckets + 1), now)
+        outcome = self.refund(state, now, cost, charged_at, skew)
+        if not outcome.persist or (outcome.state and outcome.state[0] >= state[0]):
+            return outcome
+        return self._settled(self._turned(outcome.state or (state[0], 0), state[0], self.buckets + 1), now)
 
     def prospect(self, state: Ring | None, cost: int, skew: int = 0) -> Rolling | None:
         if not self.conservative:

@@ -41,10 +41,10 @@ from shapekit.rate import Rate, max_wait_us
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
     """What a policy does with calls, one sentence a line."""
     queue = policy.shaper.core.queue
-    said = [*_rates(queue), *(limit_words(gate) for gate in queue.gates)]
+    lines = [*_rates(queue), *(limit_words(gate) for gate in queue.gates)]
     if queue.headroom:
-        said.append(f"shapes {float(100 * queue.headroom):.4g} % below the stated rates")
-    return [*said, _waiting(queue, max_wait_us), *_whose(policy)]
+        lines.append(f"shapes {float(100 * queue.headroom):.4g} % below the stated rates")
+    return [*lines, _waiting(queue, max_wait_us), *_whose(policy)]
 
 
 def _rates(queue: LeakyQueue) -> Iterator[str]:
@@ -169,8 +169,8 @@ def _set(where: str, name: str) -> Iterator[str]:
     with closing(open_store(where)) as store:
         store.read_overrides(name)
         for one in store.settings(name).known.overrides:
-            whose = "" if one.key is None else f" for the key {one.key!r}"
-            yield f"an operator has set{whose}: {one.words}, by {one.by}"
+            of_key = "" if one.key is None else f" for the key {one.key!r}"
+            yield f"an operator has set{of_key}: {one.words}, by {one.by}"
 
 
 def tables_of(file: str) -> Mapping[str, Any]:
@@ -187,10 +187,10 @@ def tables_of(file: str) -> Mapping[str, Any]:
 def _findings(file: str, tables: Mapping[str, Any], store: str | None) -> Iterator[Finding]:
     for name, table in tables.items():
         if not isinstance(table, dict):
-            told = (
+            problem = (
                 f"{file} {name}={shortened(table)} is outside of any table; put it under one such as [stripe]"
             )
-            yield Finding(name, [], told)
+            yield Finding(name, [], problem)
             continue
         try:
             policy = Policy.from_dict(table, name=name)

@@ -106,8 +106,8 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
     with keys_of(store) as keys:
         if key.endswith(_EVERY):
             found, left = keys.every(key)
-            told = [_held(one, held_us) for one in found]
-            _say_all(as_json, told, f"{counted(len(told), 'key')} held", left)
+            replies = [_held(one, held_us) for one in found]
+            _say_all(as_json, replies, f"{counted(len(replies), 'key')} held", left)
         else:
             seen = keys.seen(key)
             one = _queue(keys.readable(seen, key)) if seen else keys.idle(key)
@@ -150,9 +150,9 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
     with keys_of(store) as keys:
         if key.endswith(_EVERY):
             found, left = keys.every(key)
-            told = [_resumed(one) for one in found]
-            held = sum(one["held"] > 0 for _, one in told)
-            _say_all(as_json, told, f"{held:,} of {counted(len(told), 'key')} had been held", left)
+            replies = [_resumed(one) for one in found]
+            held = sum(one["held"] > 0 for _, one in replies)
+            _say_all(as_json, replies, f"{held:,} of {counted(len(replies), 'key')} had been held", left)
         else:
             _say(as_json, *_resumed(_queue(keys.readable(keys.in_use(key), key))))
 
@@ -162,11 +162,11 @@ def _resumed(found: FoundKey) -> Reply:
     left_us: int = max(0, until_us - now_us)
     override = found.store.settings(found.name).known.choose(found.key)
     if override is not None and override.state == HELD:
-        words = f" stays held, as {override.by} has set: `shapekit unset` ends that"
+        outcome = f" stays held, as {override.by} has set: `shapekit unset` ends that"
     else:
         left_us = found.apply(RESUME, notice_us(until_us - now_us))
-        words = f": calls leave again in {span(left_us / SECOND_US)}" if left_us else " was not held"
-    return f"{found.shown}{words}", {"key": found.shown, "done": "resume", "held": left_us / SECOND_US}
+        outcome = f": calls leave again in {span(left_us / SECOND_US)}" if left_us else " was not held"
+    return f"{found.shown}{outcome}", {"key": found.shown, "done": "resume", "held": left_us / SECOND_US}
 
 
 @click.command()
@@ -183,11 +183,11 @@ def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
     with keys_of(store) as keys:
         seen = keys.in_use(key)
         limit = None if seen.program is None else limit_text(seen.program)
-        words = limit or ("was damaged" if seen.is_damaged else "was of an unknown program")
+        description = limit or ("was damaged" if seen.is_damaged else "was of an unknown program")
         if sys.stdin.isatty() and not yes:
-            click.confirm(f"Forget {key} ({words}), its queue and its counts?", abort=True, err=True)
+            click.confirm(f"Forget {key} ({description}), its queue and its counts?", abort=True, err=True)
         keys.reset(seen, key)
-    _say(as_json, f"{key} is as good as new ({words})", {"key": key, "done": "reset", "limit": limit})
+    _say(as_json, f"{key} is as good as new ({description})", {"key": key, "done": "reset", "limit": limit})
 
 
 @click.command("set")
@@ -242,11 +242,11 @@ def set_(
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
         before, _ = run(changed, opened, policy, placed(override))
-    words = f"{_whose(policy, override.key)}: {override.words}{_ends(override)}"
+    text = f"{_whose(policy, override.key)}: {override.words}{_ends(override)}"
     for old in before:
         if old.key == override.key and old.words != override.words:
-            words += f", instead of {old.words}{_ends(old)}"
-    _say(as_json, words, _plain(policy, override))
+            text += f", instead of {old.words}{_ends(old)}"
+    _say(as_json, text, _plain(policy, override))
 
 
 @click.command()
@@ -265,8 +265,8 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
         )
     gone = [old for old, _ in difference(before, after).values()]
     if not gone:
-        whose = f"key {key!r} of {policy!r}" if key else repr(policy)
-        raise CommandError(f"nothing was set for {whose}; `shapekit settings` shows what is")
+        subject = f"key {key!r} of {policy!r}" if key else repr(policy)
+        raise CommandError(f"nothing was set for {subject}; `shapekit settings` shows what is")
     if as_json:
         print_json([_plain(policy, one) for one in gone])
     for one in gone if not as_json else ():
@@ -319,16 +319,16 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
     """
     with closing(open_store(store)) as opened:
         now = opened.wall_us()
-        told = {
+        desired = {
             name: tuple(_overrides(file, name, fields, by or set_by(), now))
             for name, fields in tables_of(file).items()
         }
-        for name, overrides in told.items():
+        for name, overrides in desired.items():
             for override in overrides:
                 _check(opened, name, override)
         stored = opened.all_overrides()
         changes = {}
-        for name, overrides in told.items():
+        for name, overrides in desired.items():
             before = legible(stored[name], now) if name in stored else ()
             if not dry_run and _differ(before, overrides):
                 before, _ = run(changed, opened, name, _wished(overrides))
@@ -343,15 +343,15 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
 def _say_changes(as_json: bool, changes: Mapping[str, Mapping[str | None, Any]], *, dry_run: bool) -> None:
     rows = [(name, key, *pair) for name, pairs in changes.items() for key, pair in pairs.items()]
     if as_json:
-        words = [
+        shown = [
             {"policy": name, "key": key, "before": before, "limits": after}
             for name, key, old, new in rows
             for before, after in [_words_of(old, new)]
         ]
-        print_json({"applied": not dry_run, "changes": words})
+        print_json({"applied": not dry_run, "changes": shown})
         return
     for name, key, old, new in rows:
-        before, after = (words or "as in the code" for words in _words_of(old, new))
+        before, after = (text or "as in the code" for text in _words_of(old, new))
         click.echo(printable(f"{_whose(name, key)}: {before} → {after}"))
     if not rows:
         click.echo("nothing changes")
@@ -375,53 +375,53 @@ class Keys:
         self._store = store
         self._shortens = shortens
 
-    def in_use(self, asked: str) -> LiveKey:
+    def in_use(self, full_key: str) -> LiveKey:
         """A key that is in use, as read from the store; its state may be damaged."""
-        seen = self.seen(asked)
+        seen = self.seen(full_key)
         if seen is None:
-            raise CommandError(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
+            raise CommandError(f"key={full_key!r} is not in use; `shapekit top` shows the keys that are")
         return seen
 
-    def reset(self, seen: LiveKey, asked: str) -> None:
+    def reset(self, seen: LiveKey, full_key: str) -> None:
         """Forget a key that was read from the store."""
         if seen.program is None:
             self._store.remove(seen)
         else:
-            found = self._found(seen.name, seen.program, asked)
+            found = self._found(seen.name, seen.program, full_key)
             self._store.reset(found.name, found.program, found.key)
 
-    def seen(self, asked: str) -> LiveKey | None:
+    def seen(self, full_key: str) -> LiveKey | None:
         """A key as read from the store, if it is in use."""
-        if ":" not in asked:
-            raise CommandError(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
-        seen = list(self._store.survey(asked[:_BEGINNING]))
-        meant: list[LiveKey] = [live_key for live_key in seen if self._is_meant(live_key, asked)]
-        if len(meant) > 1:
-            names = ", ".join(repr(live_key.name) for live_key in meant)
+        if ":" not in full_key:
+            raise CommandError(f"key={full_key!r} has no name; write name:key, as `shapekit top` shows it")
+        seen = list(self._store.survey(full_key[:_BEGINNING]))
+        matches: list[LiveKey] = [live_key for live_key in seen if self._is_meant(live_key, full_key)]
+        if len(matches) > 1:
+            names = ", ".join(repr(live_key.name) for live_key in matches)
             fix = "use the program that made it"
-            raise CommandError(f"key={asked!r} is a key of several names ({names}); {fix}")
-        if not meant and any(live_key.shown == asked for live_key in seen):
-            raise CommandError(f"key={asked!r} is shortened; write the whole key, as the program has it")
-        if not meant:
+            raise CommandError(f"key={full_key!r} is a key of several names ({names}); {fix}")
+        if not matches and any(live_key.shown == full_key for live_key in seen):
+            raise CommandError(f"key={full_key!r} is shortened; write the whole key, as the program has it")
+        if not matches:
             return None
-        (live_key,) = meant
+        (live_key,) = matches
         if live_key.part:
             problem = f"is one part of the composite {live_key.name!r}"
-            raise CommandError(f"key={asked!r} {problem}; use the program that made it")
+            raise CommandError(f"key={full_key!r} {problem}; use the program that made it")
         return live_key
 
-    def readable(self, seen: LiveKey, asked: str) -> FoundKey:
+    def readable(self, seen: LiveKey, full_key: str) -> FoundKey:
         """A key that was read from the store, if its program is known and its state is whole."""
         if seen.program is None:
             problem, fix = "was written by an unknown program", "ask again after its next call, or reset it"
             if seen.is_damaged:
                 problem, fix = "is damaged", "`shapekit reset` repairs it"
-            raise CommandError(f"key={asked!r} {problem}; {fix}")
-        return self._found(seen.name, seen.program, asked)
+            raise CommandError(f"key={full_key!r} {problem}; {fix}")
+        return self._found(seen.name, seen.program, full_key)
 
-    def every(self, asked: str) -> tuple[list[FoundKey], list[str]]:
+    def every(self, pattern: str) -> tuple[list[FoundKey], list[str]]:
         """The keys of a name that are in use, and those among them that cannot be held."""
-        name = asked.removesuffix(_EVERY)
+        name = pattern.removesuffix(_EVERY)
         found, left = [], []
         for live_key in self._store.survey(f"{name}:"):
             if live_key.name != name:
@@ -435,22 +435,22 @@ class Keys:
             raise CommandError(f"no key of {name!r} is in use; {fix}")
         return sorted(found, key=lambda one: one.key), sorted(left)
 
-    def idle(self, asked: str) -> FoundKey:
+    def idle(self, full_key: str) -> FoundKey:
         """A key that is not in use, with a program of its name, which a hold needs."""
-        if "*" in asked:
-            raise CommandError(f"key={asked!r} is not in use; all keys of a name are written name:*")
+        if "*" in full_key:
+            raise CommandError(f"key={full_key!r} is not in use; all keys of a name are written name:*")
         known: dict[str, list[Any]] = {}
         for programs_of in (self._in_use_of, self._store.programs):
-            known = known or {name: programs for name in _names(asked) if (programs := programs_of(name))}
+            known = known or {name: programs for name in _names(full_key) if (programs := programs_of(name))}
         if len(known) != 1:
             among = f"could be of {' or '.join(map(repr, known))}" if known else "is of no name in the store"
             fix = "check the spelling, or hold it from Python: shaper.hold(…)"
-            raise CommandError(f"key={asked!r} {among}, so its limit is not known; {fix}")
+            raise CommandError(f"key={full_key!r} {among}, so its limit is not known; {fix}")
         [(name, programs)] = known.items()
         if len({program.kind for program in programs}) > 1:
             fix = "hold it from Python: shaper.hold(…)"
-            raise CommandError(f"key={asked!r} is of a name that had limits of several kinds; {fix}")
-        found = [_queue(self._found(name, program, asked, in_use=False)) for program in programs]
+            raise CommandError(f"key={full_key!r} is of a name that had limits of several kinds; {fix}")
+        found = [_queue(self._found(name, program, full_key, in_use=False)) for program in programs]
         # A hold lasts as long under each program. After it a burst has to be earned again: take the shortest.
         return min(found, key=lambda one: one.program.hold(None, 0, 1, 0)[2])
 
@@ -459,15 +459,15 @@ class Keys:
         seen = [live_key for live_key in self._store.survey(f"{name}:") if live_key.name == name]
         return [live_key.program for live_key in seen if live_key.program is not None]
 
-    def _found(self, name: str, program: Any, asked: str, *, in_use: bool = True) -> FoundKey:
-        return FoundKey(self._store, name, program, asked[len(name) + 1 :], in_use)
+    def _found(self, name: str, program: Any, full_key: str, *, in_use: bool = True) -> FoundKey:
+        return FoundKey(self._store, name, program, full_key[len(name) + 1 :], in_use)
 
-    def _is_meant(self, seen: LiveKey, asked: str) -> bool:
+    def _is_meant(self, seen: LiveKey, full_key: str) -> bool:
         if seen.part or not self._shortens:
-            return seen.shown == asked
+            return seen.shown == full_key
         from shapekit.stores.redis.protocol import bounded  # noqa: PLC0415 - redis is an extra
 
-        before, _, key = asked.partition(f"{seen.name}:")
+        before, _, key = full_key.partition(f"{seen.name}:")
         return not before and bounded(key).decode("utf-8", "surrogatepass") == seen.key
 
 
@@ -478,9 +478,9 @@ def keys_of(where: str | None) -> Iterator[Keys]:
         yield Keys(store, shortens=where is not None and "://" in where)
 
 
-def _names(asked: str) -> list[str]:
+def _names(text: str) -> list[str]:
     """All possible names in `name:key`, since both may contain colons."""
-    parts = asked.split(":")
+    parts = text.split(":")
     return [":".join(parts[:end]) for end in range(1, len(parts))]
 
 
@@ -522,15 +522,15 @@ def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Itera
     keys = fields.get(_KEYS, {})
     if not isinstance(keys, dict) or not all(isinstance(value, dict) for value in keys.values()):
         raise CommandError(f'{file} [{name}]: keys is not a table of tables; write [{name}.keys."gold-*"]')
-    for key, said in [*([(None, own)] if own else []), *keys.items()]:
+    for key, entry in [*([(None, own)] if own else []), *keys.items()]:
         where = f"{file} [{name}{f'.keys.{key!r}' if key else ''}]"
-        for field in said:
+        for field in entry:
             if field not in _FIELDS:
                 raise CommandError(f"{where} {field} is unknown; use some of {', '.join(_FIELDS)}")
-        change = {field: value for field, value in said.items() if field not in ("rate", "why")}
+        change = {field: value for field, value in entry.items() if field not in ("rate", "why")}
         try:
-            told: Any = {**change, "key": key, "reason": said.get("why", "")}
-            override = override_of(said.get("rate"), told, by, now_us)
+            full_change: Any = {**change, "key": key, "reason": entry.get("why", "")}
+            override = override_of(entry.get("rate"), full_change, by, now_us)
         except ConfigError as error:
             raise error.within(where) from None
         if override.is_over(now_us):
@@ -546,8 +546,8 @@ def _check(store: Any, policy: str, override: Override) -> None:
         effective(program, override)
     if not known:
         # `hold` and `top` write the key after the name, so users may easily write it here, too.
-        named = [name for name in _names(policy) if store.programs(name)]
-        fix = f"write {named[0]} --key {policy[len(named[0]) + 1 :]}" if named else "check the spelling"
+        names = [name for name in _names(policy) if store.programs(name)]
+        fix = f"write {names[0]} --key {policy[len(names[0]) + 1 :]}" if names else "check the spelling"
         click.echo(printable(f"shapekit: the store knows no limit named {policy!r} yet; {fix}"), err=True)
     elif override.concurrency is not None and not store.programs(policy + PERMITS):
         click.echo(f"shapekit: the store knows no concurrency= of {policy!r} yet", err=True)
@@ -569,19 +569,19 @@ def _plain(policy: str, override: Override) -> dict[str, Any]:
     return {"policy": policy, **override._asdict()}
 
 
-def _say(as_json: bool, words: str, told: dict[str, Any]) -> None:
+def _say(as_json: bool, text: str, fields: dict[str, Any]) -> None:
     if as_json:
-        print_json(told)
+        print_json(fields)
     else:
-        click.echo(printable(words))
+        click.echo(printable(text))
 
 
-def _say_all(as_json: bool, told: list[Reply], total: str, left: list[str]) -> None:
+def _say_all(as_json: bool, replies: list[Reply], total: str, left: list[str]) -> None:
     """What was done to each key, their number, and which keys are left."""
     if as_json:
-        print_json([one for _, one in told])
+        print_json([one for _, one in replies])
     else:
-        click.echo("\n".join([*(printable(words) for words, _ in told), total]))
+        click.echo("\n".join([*(printable(text) for text, _ in replies), total]))
     if left:
         problem = f"{counted(len(left), 'key')} not reached, shortened, damaged or by an unknown program"
         raise CommandError(f"{problem} ({', '.join(left)}); write each whole key, as the program has it")

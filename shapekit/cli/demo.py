@@ -107,13 +107,13 @@ class Api(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
-    def answer(self, wanted: float) -> bool:
+    def answer(self, wanted_at: float) -> bool:
         """Log a call that arrives now, and say whether it is accepted."""
         with self._lock:  # the order of the log is the order of the decisions
             now = time.monotonic()
             self.began = self.began or now
             accepted = self._limit.admits(now - self.began)
-            self.calls.append(Call(now - self.began, now - wanted, accepted))
+            self.calls.append(Call(now - self.began, now - wanted_at, accepted))
         return accepted
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -143,10 +143,10 @@ def run(seconds: float, store: str) -> Generator[Log]:
     with ExitStack() as stack:
         api = stack.enter_context(Api())
         stack.callback(api.shutdown)
-        words, workers = [sys.executable, "-m", __name__, str(api.server_port), store], []
+        command, workers = [sys.executable, "-m", __name__, str(api.server_port), store], []
         for _ in range(WORKERS):
             # In a separate session: only the demo gets Ctrl-C, and it ends its workers.
-            worker = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
+            worker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
             workers.append(stack.enter_context(worker))
             stack.callback(worker.kill)
         lasted = 0.0
@@ -154,8 +154,8 @@ def run(seconds: float, store: str) -> Generator[Log]:
             time.sleep(FRAME_S)
             for worker in workers:
                 if worker.poll() is not None:
-                    said = cast("IO[str]", worker.stderr).read().splitlines()
-                    raise CommandError(f"a process of the demo ended: {(said or ['without a word'])[-1]}")
+                    lines = cast("IO[str]", worker.stderr).read().splitlines()
+                    raise CommandError(f"a process of the demo ended: {(lines or ['without a word'])[-1]}")
             if api.calls:
                 lasted = min(time.monotonic() - api.began, seconds)
                 yield Log([call for call in api.calls if call.arrived < lasted], lasted)
@@ -165,10 +165,10 @@ def work(port: int, shaper: Shaper | None) -> None:
     """One thread of a worker."""
     api = HTTPConnection("127.0.0.1", port)
     while True:
-        wanted, status = time.monotonic(), 0
+        wanted_at, status = time.monotonic(), 0
         while status != 200:
             with shaper or nullcontext():
-                api.request("GET", f"/{wanted}")
+                api.request("GET", f"/{wanted_at}")
                 answer = api.getresponse()
                 answer.read()
             status = answer.status
@@ -237,12 +237,12 @@ def page(out: Console, logs: Sequence[Log], seconds: float) -> Group:
     glyphs, lines = PLAIN if out.options.ascii_only else FINE, []
     for title, log in zip(TITLES, [*logs, *[Log([], 0)] * 2], strict=False):
         answered, refused, lost, *_ = log.figures()
-        told = f"  {answered} calls answered  {refused} × 429  {lost:.1f} s lost in penalties"
-        lines += [Text.assemble((title, "bold"), told)]
+        text = f"  {answered} calls answered  {refused} × 429  {lost:.1f} s lost in penalties"
+        lines += [Text.assemble((title, "bold"), text)]
         lines += chart(log.columns(), min(out.width, ceil(seconds * 10)), glyphs)
     cells = ((glyphs[0][-1], ACCEPTED), " answered  ", (glyphs[1], REFUSED), " refused with 429  ")
-    told = f"{glyphs[2] * 2} the limit, {LIMIT} a second  a column: 0.1 s"
-    return Group(*lines, Text.assemble(*cells, told))
+    text = f"{glyphs[2] * 2} the limit, {LIMIT} a second  a column: 0.1 s"
+    return Group(*lines, Text.assemble(*cells, text))
 
 
 @click.command()
@@ -263,9 +263,9 @@ def demo(seconds: float, as_json: bool) -> None:
     """
     if as_json:
         runs = _both(seconds, lambda logs: None)
-        told = {name: _told(log) for name, log in zip(("unshaped", "shaped"), runs, strict=True)}
+        figures = {name: _told(log) for name, log in zip(("unshaped", "shaped"), runs, strict=True)}
         settings = {"limit_per_second": LIMIT, "penalty_s": PENALTY_S, "seconds": seconds, "workers": WORKERS}
-        print_json({**settings, "threads": THREADS, "rate": RATE, "headroom": HEADROOM, **told})
+        print_json({**settings, "threads": THREADS, "rate": RATE, "headroom": HEADROOM, **figures})
         return
     out = console()
     out.print(OPENING.format(2 * seconds + 6))

@@ -90,9 +90,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        told = COMMANDS[cmd_name]
-        module = import_module(f"shapekit.cli.{told.module}")
-        command: click.Command = getattr(module, told.function or cmd_name)
+        entry = COMMANDS[cmd_name]
+        module = import_module(f"shapekit.cli.{entry.module}")
+        command: click.Command = getattr(module, entry.function or cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

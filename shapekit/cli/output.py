@@ -51,9 +51,9 @@ _DAY_S = 86_400.0
 _FAR_S = 365 * _DAY_S
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """`5,000 calls`, and `1 call`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:
@@ -125,8 +125,8 @@ def limit_text(program: Described) -> str:
     'all_of(gcra 10/s burst 10, quota 1000000/month)'
     """
     if isinstance(program, LeakyQueue):
-        words = _numbers_text(program)
-        return f"{words}, {'held' if program.is_held else 'set'} by an operator" if program.is_set else words
+        text = _numbers_text(program)
+        return f"{text}, {'held' if program.is_held else 'set'} by an operator" if program.is_set else text
     if isinstance(program, Concurrency):
         return f"concurrency {program.limit}"
     if isinstance(program, Ledger):
@@ -164,12 +164,12 @@ def _numbers_text(queue: LeakyQueue) -> str:
     if queue.burst > 1 and not any(rate.burst for rate in queue.rates):
         parts[0] += f" burst {queue.burst}"
     parts += [limit_text(gate) for gate in queue.gates]
-    words = "; ".join(parts) or "no rate"
+    text = "; ".join(parts) or "no rate"
     if queue.pace != "smooth":
-        words += f", pace {queue.pace}"
+        text += f", pace {queue.pace}"
     if queue.headroom:
-        words += f", headroom {float(queue.headroom):.3g}"
-    return words
+        text += f", headroom {float(queue.headroom):.3g}"
+    return text
 
 
 VARIABLE = "SHAPEKIT_STORE"
@@ -198,8 +198,8 @@ def open_store(where: str | None) -> Store:
         # The rest may contain a password.
         raise CommandError(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
     if not separator and not Path(where).is_file():
-        told = "(not shown)" if "@" in where else repr(where)
-        raise CommandError(f"store={told} is not a file; {_FIX}")
+        shown = "(not shown)" if "@" in where else repr(where)
+        raise CommandError(f"store={shown} is not a file; {_FIX}")
     # An existing file is a file, even if its name looks like something else.
     return stores.open_store(where if separator else Path(where))[0]
 

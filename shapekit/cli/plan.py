@@ -300,8 +300,8 @@ def _instant_us(text: str | None, zone: tzinfo) -> int:
     if text is None:
         return int(time.time()) * SECOND_US
     try:
-        told = datetime.fromisoformat(text)
-        instant = told if told.tzinfo is not None else told.replace(tzinfo=zone)
+        moment = datetime.fromisoformat(text)
+        instant = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
         instant_us = round(instant.timestamp() * SECOND_US)
     except (ValueError, OverflowError):
         fix = "write 2026-11-21, 2026-11-21T09:00 or 2026-11-21T09:00+01:00"

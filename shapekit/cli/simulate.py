@@ -110,10 +110,10 @@ def _uniform(text: str, length_us: int, _: random.Random) -> Iterator[int]:
 
 
 def _burst(text: str, length_us: int, _: random.Random) -> Iterator[int]:
-    told = _BURST.fullmatch(text.strip())
-    if told is None:
+    match = _BURST.fullmatch(text.strip())
+    if match is None:
         raise CommandError(f'arrivals={f"burst:{text}"!r} is not understood; write "burst:50 every 10s"')
-    calls, every_us = whole("burst", int(told[1])), duration_us("every", spelled(told[2]))
+    calls, every_us = whole("burst", int(match[1])), duration_us("every", spelled(match[2]))
     for at in range(0, length_us, every_us):
         for _call in range(calls):
             yield at
@@ -186,8 +186,8 @@ def _instant_us(value: Any) -> int | None:
             value = float(text)
         except ValueError:
             try:
-                told = datetime.fromisoformat(text)
-                value = (told if told.tzinfo is not None else told.replace(tzinfo=UTC)).timestamp()
+                moment = datetime.fromisoformat(text)
+                value = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
             except (ValueError, OverflowError):
                 return None
     seconds = exactly(value)
@@ -281,23 +281,23 @@ def _strategy(kind: str, limit: str) -> tuple[Algorithm[Any] | LeakyQueue, tuple
     """The program, and the periods of its rates."""
     if kind == "quota":
         return Quota(limit), ()
-    told, plus, more = limit.partition("+")
+    rate_text, plus, more = limit.partition("+")
     if plus and not (more.isascii() and more.isdigit() and len(more) <= len(str(MAX_COUNT))):
         raise ConfigError("burst", more, "is not a whole number", "end with it: gcra:10/s+20")
     burst = int(more) if plus else None
-    rates = parse_rates(told)
+    rates = parse_rates(rate_text)
     periods = tuple(rate.period_us for rate in rates)
     if kind == "shaper":
-        shaper = Shaper(told, burst=burst)
+        shaper = Shaper(rate_text, burst=burst)
         shaper.close()
         return shaper.core.queue, periods
     if len(rates) > 1:
-        raise ConfigError("rate", told, "is several rates", f"give {kind} one; shaper takes several")
+        raise ConfigError("rate", rate_text, "is several rates", f"give {kind} one; shaper takes several")
     if kind in _METERS:
-        return _METERS[kind](told, burst), periods
+        return _METERS[kind](rate_text, burst), periods
     if burst is not None:
         raise ConfigError("burst", burst, f"is not an option of {kind}", "leave the + out")
-    return _WINDOWS[kind](told), periods
+    return _WINDOWS[kind](rate_text), periods
 
 
 _DAY_S = 86_400

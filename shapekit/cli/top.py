@@ -151,8 +151,8 @@ def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
         wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
         held_us = max(0, seen.program.confirm(seen.state, seen.now_us)[2] - seen.now_us)
     elif seen.program is not None:
-        told = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
-        wait_us = max(0, told.admits_at_us - seen.now_us)
+        forecast = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
+        wait_us = max(0, forecast.admits_at_us - seen.now_us)
     civil_us = seen.now_us + seen.skew_us
     return Row(
         seen.shown,
@@ -220,8 +220,8 @@ def _uses(seen: LiveKey) -> tuple[LimitUse, ...]:
         in_flight, _ = seen.program.standing(seen.state, seen.now_us)
         return (LimitUse(limit_text(seen.program), in_flight, seen.program.limit),)
     leaves = seen.program.leaves(seen.state, seen.now_us, seen.skew_us)
-    told = [(limit_text(leaf.limit), leaf.peek()) for leaf in leaves]
-    return tuple(LimitUse(limit, peeked.current, peeked.limit) for limit, peeked in told)
+    peeks = [(limit_text(leaf.limit), leaf.peek()) for leaf in leaves]
+    return tuple(LimitUse(limit, peeked.current, peeked.limit) for limit, peeked in peeks)
 
 
 REFRESH_S = 1.0

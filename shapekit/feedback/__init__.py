@@ -246,11 +246,11 @@ class Feedback:
         """
         if status in STATUSES or self._wanted is None or self._incidents.known:
             return False
-        texts, encoded, _, telling = self._wanted
+        texts, encoded, _, lengths = self._wanted
         for line in headers:
             name = line if line.__class__ is str else line[0]
             # Most names have another length, which is cheaper to compare.
-            if len(name) in telling and name.lower() in (encoded if name.__class__ is bytes else texts):
+            if len(name) in lengths and name.lower() in (encoded if name.__class__ is bytes else texts):
                 return False
         return True
 
@@ -303,14 +303,14 @@ def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
 
 def _told(answer: Answer, hint: ServerHint) -> float:
     """The wait that the answer itself asks for; 0 if none."""
-    said = [hint.hold_s]
+    waits_s = [hint.hold_s]
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
-        said.append(answer.retry_s or 0.0)
+        waits_s.append(answer.retry_s or 0.0)
     # A dialect that asks for a hold, however short, has already taken the reset into account.
     is_spent = hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None)
     if is_spent and not hint.hold_s > 0.0:
-        said.append(hint.reset_s or 0.0)
-    return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
+        waits_s.append(hint.reset_s or 0.0)
+    return next((hold_s for hold_s in waits_s if hold_s >= _LEAST_HOLD_S), 0.0)
 
 
 # Refusals by shapekit, which a wrapper may return in place of the server's answer.
@@ -401,7 +401,7 @@ def says_exhausted(status: int, error: Mapping[str, Any] | None) -> bool:
     if error is None:
         return False
     code, kind, message = (error.get(name) for name in ("code", "type", "message"))
-    if any(isinstance(told, str) and told in CODES for told in (code, kind)):
+    if any(isinstance(value, str) and value in CODES for value in (code, kind)):
         return True
-    said = message.lower() if isinstance(message, str) else ""
-    return _CREDIT in said or (status == PAYMENT_REQUIRED and any(words in said for words in _NO_FUNDS))
+    text = message.lower() if isinstance(message, str) else ""
+    return _CREDIT in text or (status == PAYMENT_REQUIRED and any(phrase in text for phrase in _NO_FUNDS))

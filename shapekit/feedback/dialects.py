@@ -104,13 +104,13 @@ class FieldNames(NamedTuple):
 
 def wanted(fields_read: Iterable[str]) -> FieldNames:
     """These fields, and those that every dialect reads."""
-    telling = {*fields_read, *_RETRY}
-    texts = {*telling, "date", OURS.lower()}
+    names = {*fields_read, *_RETRY}
+    texts = {*names, "date", OURS.lower()}
     return FieldNames(
         frozenset(texts),
         frozenset(text.encode() for text in texts),
         frozenset(len(text) for text in texts),
-        frozenset(len(text) for text in telling),
+        frozenset(len(text) for text in names),
     )
 
 
@@ -146,16 +146,16 @@ def heard(
     status: int, lines: list[tuple[Any, Any]], received_at: float, error: Mapping[str, Any] | None = None
 ) -> Answer:
     """Make an Answer of the picked lines."""
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for raw_name, raw_value in lines:
         name, value = _text(raw_name).lower(), _text(raw_value)
-        told[name] = f"{told[name]}, {value}"[:_CUT] if name in told else value
-    now = fields.http_date(told.get("date"), received_at)
+        values[name] = f"{values[name]}, {value}"[:_CUT] if name in values else value
+    now = fields.http_date(values.get("date"), received_at)
     if now is None:
         now = received_at
-    retry = fields.number(told.get("retry-after-ms"))
-    retry = retry / 1_000 if retry else fields.retry_after(told.get("retry-after"), now)
-    return Answer(status, told, now, retry if retry and retry > 0 else None, error)
+    retry = fields.number(values.get("retry-after-ms"))
+    retry = retry / 1_000 if retry else fields.retry_after(values.get("retry-after"), now)
+    return Answer(status, values, now, retry if retry and retry > 0 else None, error)
 
 
 def _text(raw: Any) -> str:
@@ -197,7 +197,7 @@ def shopify_graphql(cost_extension: Mapping[str, Any] | None) -> ServerHint | No
         >>> hint.hold_s, hint.remaining, hint.limit, hint.reset_s
         (2.0, 1, 1000, 19.98)
     """
-    asked = _number(cost_extension, "requestedQueryCost")
+    cost = _number(cost_extension, "requestedQueryCost")
     status = cost_extension.get("throttleStatus") if isinstance(cost_extension, Mapping) else None
     most = _number(status, "maximumAvailable")
     left = _number(status, "currentlyAvailable")
@@ -205,7 +205,7 @@ def shopify_graphql(cost_extension: Mapping[str, Any] | None) -> ServerHint | No
     if most is None or left is None or rate is None or rate < _SLOWEST:
         return None
     # A query that costs more than the bucket holds is not worth waiting for.
-    missing = (asked or 0.0) - left if (asked or 0.0) <= most else 0.0
+    missing = (cost or 0.0) - left if (cost or 0.0) <= most else 0.0
     return ServerHint(
         hold_s=max(0.0, missing / rate),
         remaining=int(left),
@@ -271,9 +271,9 @@ def ietf(answer: Answer) -> ServerHint | None:
 
 def _of_draft_07(answer: Answer) -> ServerHint | None:
     """`RateLimit: limit=100, remaining=50, reset=30` and `RateLimit-Policy: 100;w=60`."""
-    said = parse_dictionary(answer.fields.get("ratelimit", "")) or {}
+    entries = parse_dictionary(answer.fields.get("ratelimit", "")) or {}
     limit, remaining, reset = (
-        _whole(said.get(key, (None, {}))[0]) for key in ("limit", "remaining", "reset")
+        _whole(entries.get(key, (None, {}))[0]) for key in ("limit", "remaining", "reset")
     )
     if limit is None or remaining is None or reset is None:
         return None
@@ -312,8 +312,8 @@ def discord(answer: Answer) -> ServerHint:
     """Reset in seconds with a fraction, per bucket, which several routes share; a global limit covers the
     whole API.
     """
-    told = answer.fields
-    is_global = told.get("x-ratelimit-global") == "true" or told.get("x-ratelimit-scope") == "global"
+    headers = answer.fields
+    is_global = headers.get("x-ratelimit-global") == "true" or headers.get("x-ratelimit-scope") == "global"
     hint = _left(answer, "x-ratelimit-", answer.number("x-ratelimit-reset-after"))
     return hint if is_global else hint._replace(scope=answer.label("x-ratelimit-bucket"))
 

@@ -135,26 +135,26 @@ def _bare(text: str, at: int) -> tuple[Bare, int]:
     match = _ITEM.match(text, at)
     if not match:
         raise _MalformedError
-    told: str = match[match.lastgroup or 0]
-    value: Bare = told
+    raw: str = match[match.lastgroup or 0]
+    value: Bare = raw
     match match.lastgroup:
         case "integer" | "date":
-            value = int(told)
+            value = int(raw)
         case "decimal":
-            value = float(told)
+            value = float(raw)
         case "string":
-            value = _ESCAPED.sub(r"\1", told)
+            value = _ESCAPED.sub(r"\1", raw)
         case "bytes":
-            value = _decoded(told)
+            value = _decoded(raw)
         case "boolean":
-            value = told == "1"
+            value = raw == "1"
         case "display":
-            value = _displayed(told)
+            value = _displayed(raw)
     return value, match.end()
 
 
-def _decoded(told: str) -> bytes:
-    body = told.rstrip("=")
+def _decoded(text: str) -> bytes:
+    body = text.rstrip("=")
     try:
         # Padding may be missing; it is added here.
         return a2b_base64(body + "=" * (-len(body) % 4), strict_mode=True)
@@ -162,9 +162,9 @@ def _decoded(told: str) -> bytes:
         raise _MalformedError from None
 
 
-def _displayed(told: str) -> str:
+def _displayed(text: str) -> str:
     try:
-        return _PERCENT.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(), told)
+        return _PERCENT.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(), text)
     except UnicodeDecodeError:
         raise _MalformedError from None
 
@@ -243,8 +243,8 @@ def duration(text: str | None) -> float | None:
 
 def retry_after(text: str | None, now: float) -> float | None:
     """Seconds to wait: the number itself, or the time from the server's own time to a date."""
-    told = number(text)
-    return _until_date(text, now) if told is None else told
+    seconds = number(text)
+    return _until_date(text, now) if seconds is None else seconds
 
 
 def until(text: str | None, now: float) -> float | None:
@@ -252,16 +252,16 @@ def until(text: str | None, now: float) -> float | None:
 
     A number below a billion is seconds from now, a larger one an instant.
     """
-    told = number(text)
-    if told is None:
-        told = duration(text)
-        if told is None:
-            told = _until_date(text, now)
-    elif told >= _EPOCH_MS:
-        told = told / 1_000 - now if told < _BEYOND else None
-    elif told >= _EPOCH_S:
-        told -= now
-    return None if told is None else max(0.0, told)
+    seconds = number(text)
+    if seconds is None:
+        seconds = duration(text)
+        if seconds is None:
+            seconds = _until_date(text, now)
+    elif seconds >= _EPOCH_MS:
+        seconds = seconds / 1_000 - now if seconds < _BEYOND else None
+    elif seconds >= _EPOCH_S:
+        seconds -= now
+    return None if seconds is None else max(0.0, seconds)
 
 
 def _until_date(text: str | None, now: float) -> float | None:

@@ -178,7 +178,7 @@ class LLMBudget:
         paced = self.policies.get("requests")
         given = (requests, tokens, input_tokens, output_tokens)
         rates = [limit for limit in given if limit is not None and not isinstance(limit, Algorithm)]
-        periods_us = [rate.period_us for told in rates for rate in parse_rates(told)] or [60 * SECOND_US]
+        periods_us = [rate.period_us for limit in rates for rate in parse_rates(limit)] or [60 * SECOND_US]
         soon_us = min(MOST_SOON_US, min(periods_us) // (2 * PARTS))
         is_shared = any(budget_limit.key is not None for budget_limit in budget_limits)
         line = Line(self._store.clock, soon_us, min(MOST_FENCE_US, max(periods_us)), is_shared=is_shared)
@@ -222,8 +222,8 @@ class LLMBudget:
         """
         waits = self._max_wait if max_wait is AS_CONFIGURED else max_wait, timeout
         given = asked if isinstance(asked, Mapping) else None
-        whose, reserved, price, learn_from = self._estimated(asked, key, model)
-        return LLMCall(self._books, whose, reserved, waits, given, price, learn_from)
+        call_key, reserved, price, learn_from = self._estimated(asked, key, model)
+        return LLMCall(self._books, call_key, reserved, waits, given, price, learn_from)
 
     def aadmit(
         self,
@@ -270,8 +270,8 @@ class LLMBudget:
     async def _forecast(
         self, driver: Driver, calls: int, asked: Asked | None, key: str | None, model: str | None
     ) -> Outlook:
-        whose, reserved, price, _ = self._estimated(asked, key, model)
-        charges = await self._books.charges(driver, reserved, price, whose)
+        call_key, reserved, price, _ = self._estimated(asked, key, model)
+        charges = await self._books.charges(driver, reserved, price, call_key)
         outlooks = [await charge.core.forecast(driver, calls, charge.key, charge.cost) for charge in charges]
         return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
 
@@ -284,10 +284,12 @@ class LLMBudget:
         return await self._quotas(TASKS, key)
 
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
-        whose, used = self._whose(key), list[QuotaUsage]()
+        call_key, used = self._whose(key), list[QuotaUsage]()
         for budget_limit in self._books.budget_limits:
             if budget_limit.currency is None:
-                used += await driver.ask(Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas), whose)
+                used += await driver.ask(
+                    Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas), call_key
+                )
         return used
 
     def spending(self, key: str | None = None) -> list[Spending]:
@@ -299,11 +301,11 @@ class LLMBudget:
         return await self._spending(TASKS, key)
 
     async def _spending(self, driver: Driver, key: str | None) -> list[Spending]:
-        whose, found = self._whose(key), list[Spending]()
+        call_key, found = self._whose(key), list[Spending]()
         for budget_limit in self._books.budget_limits:
             if budget_limit.currency is not None:
                 ask = Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas)
-                (quota,) = await driver.ask(ask, budget_limit.key_of(whose))
+                (quota,) = await driver.ask(ask, budget_limit.key_of(call_key))
                 limit, used, left = map(money, (quota.limit, quota.used, quota.remaining))
                 times = quota.resets_at, quota.resets_in
                 found.append(
@@ -339,15 +341,15 @@ class LLMBudget:
         self, asked: Asked | None, key: str | None, model: str | None
     ) -> tuple[str, TokenUsage, Price | None, Learn]:
         """The key of a call, what it reserves, its price, and the function that learns from its usage."""
-        whose = self._whose(key, asked)
+        call_key = self._whose(key, asked)
         if model is None and isinstance(asked, Mapping):
             model = asked.get("model")
         price = None if self._prices is None else self._prices.of(model)
-        reserved, learn_from = self._reserved(asked, price, whose, model)
-        return whose, reserved, price, learn_from
+        reserved, learn_from = self._reserved(asked, price, call_key, model)
+        return call_key, reserved, price, learn_from
 
     def _reserved(
-        self, asked: Asked | None, price: Price | None, whose: str, model: str | None
+        self, asked: Asked | None, price: Price | None, call_key: str, model: str | None
     ) -> tuple[TokenUsage, Learn]:
         """What a call reserves, and the function that learns from its usage."""
         if asked is not None and not isinstance(asked, Mapping):
@@ -363,14 +365,14 @@ class LLMBudget:
         usage = estimated(asked, self._count)
         if self._learning is None:
             return usage, None
-        like = repr((whose, model))
+        like = repr((call_key, model))
         learned = self._learning.scaled(like, usage)
         # A learned estimate never decides whether a call can be admitted at all.
-        fits = self._books.fits(usage, price, whose) and self._books.fits(learned, price, whose)
+        fits = self._books.fits(usage, price, call_key) and self._books.fits(learned, price, call_key)
         return learned if fits else usage, partial(self._learning.learn, like, usage)
 
-    def _told(self, field: str, told: Any) -> TokenUsage:
-        return told_tokens(field, told, self._books.budget_limits)
+    def _told(self, field: str, value: Any) -> TokenUsage:
+        return told_tokens(field, value, self._books.budget_limits)
 
     def _whose(self, key: str | None, asked: Asked | None = None) -> str:
         return text_of(self._key_of(asked) if key is None else key)

@@ -389,10 +389,10 @@ class _Asking:
         try:
             waited_us = await waiter.wait(self.driver, self._taken[place], left_us, gives_up_us)
         except RateLimitedError as error:
-            told = self.pending.told(error)
-            if told is error:
+            restated = self.pending.told(error)
+            if restated is error:
                 raise
-            raise told.with_traceback(error.__traceback__) from error.__cause__
+            raise restated.with_traceback(error.__traceback__) from error.__cause__
         self._unended.add(place)
         return waited_us
 
@@ -460,12 +460,12 @@ class BudgetLimit(NamedTuple):
 
     async def charge(self, driver: Driver, usage: TokenUsage, price: Price | None, key: str) -> Charge:
         """What a call takes from this limit; raises CostExceedsLimitError if that is too much."""
-        cost, whose, most = self.reserved(usage, price), self.key_of(key), self.most(key)
+        cost, own_key, most = self.reserved(usage, price), self.key_of(key), self.most(key)
         if cost > most:
             unit, digits = ("tokens", 0) if self.currency is None else (self.currency, DIGITS)
-            told = CostExceedsLimitError(cost, most, whose, self.bound, self.policy.name, unit, digits)
-            await self.policy.shaper.core.allowed(driver, told)
-        return Charge(self.policy, whose, cost, self.currency)
+            error = CostExceedsLimitError(cost, most, own_key, self.bound, self.policy.name, unit, digits)
+            await self.policy.shaper.core.allowed(driver, error)
+        return Charge(self.policy, own_key, cost, self.currency)
 
 
 class Books(NamedTuple):
@@ -713,10 +713,10 @@ async def settle(driver: Driver, call: LLMCall, usage: Any) -> None:
         await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
-async def settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> None:
+async def settle_seen(driver: Driver, call: LLMCall, stream_usage: StreamUsage) -> None:
     """Settle a call at what was read of its stream, which has not reported its usage."""
     with log_errors(call):
-        if (usage := call.seen(heard)) is not None:
+        if (usage := call.seen(stream_usage)) is not None:
             await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
@@ -725,13 +725,13 @@ def log_errors(call: LLMCall) -> ErrorsLogged:
     return ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm")
 
 
-def told_tokens(field: str, told: object, budget_limits: Sequence[BudgetLimit]) -> TokenUsage:
+def told_tokens(field: str, value: object, budget_limits: Sequence[BudgetLimit]) -> TokenUsage:
     """A usage, or one made from numbers of tokens.
 
     A single number is refused if input and output are counted separately.
     """
-    usage = told_usage(field, told)
-    if type(told) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):
+    usage = told_usage(field, value)
+    if type(value) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):
         fix = "pass (input, output), or the answer"
-        raise ConfigError(field, told, "does not say how much of it is input", fix)
+        raise ConfigError(field, value, "does not say how much of it is input", fix)
     return usage

@@ -50,12 +50,12 @@ class Price(NamedTuple):
     def cost(self, usage: TokenUsage) -> int:
         """The cost of a call, rounded up, and at most `MOST`."""
         fresh = max(0, usage.input - usage.cached - usage.written)
-        said = max(0, usage.output - usage.reasoning)
+        answered = max(0, usage.output - usage.reasoning)
         cost = (
             fresh * self.input
             + (usage.cached + usage.uncounted) * self.cached
             + usage.written * self.written
-            + said * self.output
+            + answered * self.output
             + usage.reasoning * self.reasoning
         )
         return min(-(-cost // _PER), MAX_COUNT)
@@ -120,33 +120,33 @@ def money(units: int) -> Decimal:
     return Decimal(amount_text(units, DIGITS).replace(",", ""))
 
 
-def spend_from(field: str, told: object, tz: str | None) -> Spend:
+def spend_from(field: str, text: object, tz: str | None) -> Spend:
     """A budget of money: per calendar day, week or month, or in any window of another period.
 
     >>> quota = spend_from("spend", "5 USD/hour", None).quota
     >>> quota.limit, quota.per
     (500000000, 'rolling:1hour')
     """
-    match = _SPEND.fullmatch(told) if isinstance(told, str) and len(told) <= 100 else None
+    match = _SPEND.fullmatch(text) if isinstance(text, str) and len(text) <= 100 else None
     if match is None:
-        raise ConfigError(field, told, "is not an amount of money in a period", _SPEND_FIX)
+        raise ConfigError(field, text, "is not an amount of money in a period", _SPEND_FIX)
     amount, currency, per = count_of(match[1]), match[2], match[3]
     if amount > MOST:
-        raise ConfigError(field, told, f"is more than {MOST:,} {currency}", "write it for a shorter period")
+        raise ConfigError(field, text, f"is more than {MOST:,} {currency}", "write it for a shorter period")
     if per not in _CALENDAR and ":" not in per:
         per, tz = f"rolling:{per}" if per[0].isdigit() else f"rolling:1{per}", None
     try:
-        return Spend(currency, Quota(_units(field, told, amount), per, tz=tz))
+        return Spend(currency, Quota(_units(field, text, amount), per, tz=tz))
     except ConfigError as error:
-        raise (error if error.field == "tz" else ConfigError(field, told, error.bound, _SPEND_FIX)) from None
+        raise (error if error.field == "tz" else ConfigError(field, text, error.bound, _SPEND_FIX)) from None
 
 
 def limits_of_money(
     spend: str | None, total: str | None, prices: PriceSpec | None, tz: str | None
 ) -> tuple[dict[str, Spend], Prices | None]:
     """The limits of money by their names, and their prices; None if there are no such limits."""
-    told = {"spend": spend, "total": total}
-    limits = {name: spend_from(name, text, tz) for name, text in told.items() if text is not None}
+    amounts = {"spend": spend, "total": total}
+    limits = {name: spend_from(name, text, tz) for name, text in amounts.items() if text is not None}
     if tz is not None and all(limit.quota.tz is None for limit in limits.values()):
         raise ConfigError("tz", tz, "has no day, week or month of money", 'write spend="50 USD/day"')
     if not limits:
@@ -158,36 +158,36 @@ def limits_of_money(
     table = prices_from(prices)
     first, *_ = limits.values()
     for name, limit in limits.items():
-        for whose, currency in (("the prices", table.currency), ("spend=", first.currency)):
+        for source, currency in (("the prices", table.currency), ("spend=", first.currency)):
             if currency not in (None, limit.currency):
-                bound = f"is not in the currency of {whose}, {currency}"
-                raise ConfigError(name, told[name], bound, "give both in one currency")
+                bound = f"is not in the currency of {source}, {currency}"
+                raise ConfigError(name, amounts[name], bound, "give both in one currency")
     return limits, table
 
 
-def prices_from(told: PriceSpec) -> Prices:
+def prices_from(given: PriceSpec) -> Prices:
     """The prices in a table, or in a file."""
-    table = told if isinstance(told, Mapping) else _loaded(told)
+    table = given if isinstance(given, Mapping) else _loaded(given)
     currency = table.get("currency")
     if currency is not None and not isinstance(currency, str):
         raise ConfigError("prices currency", currency, "is not the name of a currency", _FIX)
     models = {model: _price(model, fields) for model, fields in table.items() if model != "currency"}
     if not models:
-        raise ConfigError("prices", told, "has no models", _FIX)
+        raise ConfigError("prices", given, "has no models", _FIX)
     return Prices(currency, models)
 
 
-def _price(model: str, told: object) -> Price:
+def _price(model: str, table: object) -> Price:
     where = f"prices[{model!r}]"
-    if not isinstance(told, Mapping):
-        raise ConfigError(where, told, "is not a table of prices", _FIX)
-    for name in told:
+    if not isinstance(table, Mapping):
+        raise ConfigError(where, table, "is not a table of prices", _FIX)
+    for name in table:
         if name not in Price._fields:
             raise ConfigError(where, name, "is unknown", f"use {', '.join(Price._fields)}")
     for name in ("input", "output"):
-        if name not in told:
-            raise ConfigError(where, dict(told), f"has no price of {name} tokens", _FIX)
-    prices = {name: _units(f"{where} {name}", price, _exact(price)) for name, price in told.items()}
+        if name not in table:
+            raise ConfigError(where, dict(table), f"has no price of {name} tokens", _FIX)
+    prices = {name: _units(f"{where} {name}", price, _exact(price)) for name, price in table.items()}
     given, answered = prices["input"], prices["output"]
     return Price(**{"cached": given, "written": given, "reasoning": answered, **prices})
 
@@ -201,15 +201,15 @@ def _exact(amount: object) -> Fraction | None:
     return exactly(amount)
 
 
-def _units(field: str, told: object, amount: Fraction | None) -> int:
+def _units(field: str, value: object, amount: Fraction | None) -> int:
     fix = 'write it in digits, such as "2.50"'
     if amount is None or amount < 0:
-        raise ConfigError(field, told, "is not an amount of money", fix)
+        raise ConfigError(field, value, "is not an amount of money", fix)
     units = amount * _UNIT
     if units.denominator != 1:
-        raise ConfigError(field, told, f"has more than {DIGITS} digits behind the point", "round it up")
+        raise ConfigError(field, value, f"has more than {DIGITS} digits behind the point", "round it up")
     if units > MAX_COUNT:
-        raise ConfigError(field, told, f"is more than {MOST:,}", fix)
+        raise ConfigError(field, value, f"is more than {MOST:,}", fix)
     return int(units)
 
 

@@ -128,15 +128,15 @@ class StreamUsage:
 
     def _hear(self, item: Any) -> bool:
         usage = _field(item, "usage") or _field(_field(item, "x_groq"), "usage")
-        for bearer in (_field(item, "message"), _field(item, "response")):
-            self._fields |= _told(_field(bearer, "usage"))
-        told = _told(usage, item)
-        self._fields |= told
-        self._is_whole = self._is_whole or bool(told)
+        for part in (_field(item, "message"), _field(item, "response")):
+            self._fields |= _told(_field(part, "usage"))
+        fields = _told(usage, item)
+        self._fields |= fields
+        self._is_whole = self._is_whole or bool(fields)
         texts = [*_new_texts(item)]
         self._texts += texts
         # A chunk without choices has nothing but the usage.
-        closes = _field(item, "type") in _LAST or (bool(told) and _field(item, "choices") == [])
+        closes = _field(item, "type") in _LAST or (bool(fields) and _field(item, "choices") == [])
         self.is_final = self.is_final or (closes and _from(self._fields) is not None)
         if texts or self._fields or str(_field(item, "type")).startswith(_EVENTS):
             self._is_understood = True
@@ -154,26 +154,26 @@ class StreamUsage:
         """
         if self._is_understood is False:
             return None
-        told = _from(self._fields) or TokenUsage(given, 0)
+        usage = _from(self._fields) or TokenUsage(given, 0)
         texts = "".join(self._texts)
-        return told._replace(output=max(told.output, count(texts) if texts else 0))
+        return usage._replace(output=max(usage.output, count(texts) if texts else 0))
 
 
 def _new_texts(item: Any) -> Iterator[str]:
     """The texts that an item of a stream adds to the answer: text, reasoning, arguments of tools."""
     if isinstance(item, str):
         yield item
-    bearers = [_field(item, "delta")]
+    parts = [_field(item, "delta")]
     for choice in _field(item, "choices") or ():
         delta = _field(choice, "delta")
         calls = _field(delta, "tool_calls") or ()
-        bearers += [_field(choice, "text"), delta, *(_field(call, "function") for call in calls)]
-    for bearer in bearers:
-        if isinstance(bearer, str):
-            yield bearer
+        parts += [_field(choice, "text"), delta, *(_field(call, "function") for call in calls)]
+    for part in parts:
+        if isinstance(part, str):
+            yield part
         else:
-            said = (text for name in _ADDED if isinstance(text := _field(bearer, name), str))
-            yield from dict.fromkeys(said)  # some servers send the reasoning under two names
+            texts = (text for name in _ADDED if isinstance(text := _field(part, name), str))
+            yield from dict.fromkeys(texts)  # some servers send the reasoning under two names
 
 
 def _field(thing: Any, name: str) -> Any:
@@ -194,23 +194,23 @@ def _told(usage: Any, answer: Any = None) -> dict[str, int]:
     return told
 
 
-def _from(told: Mapping[str, int]) -> TokenUsage | None:
+def _from(fields: Mapping[str, int]) -> TokenUsage | None:
     # Some libraries, such as LiteLLM, write zeros if the server has reported no usage.
-    if not any(told.get(name) for name in (*_INPUT, *_OUTPUT, _TOTAL)):
+    if not any(fields.get(name) for name in (*_INPUT, *_OUTPUT, _TOTAL)):
         return None
-    given = next((told[name] for name in _INPUT if name in told), 0)
-    cached, uncounted = told.get(_CACHED, 0), 0
-    by_lifetime = sum(told.get(name, 0) for name in _BY_LIFETIME)
-    written = max(told.get(_PART_WRITTEN, 0), told.get(_BY_OPENAI, 0), by_lifetime)
-    if "prompt_tokens" in told:
-        cached, written = max(cached, told.get(_READ, 0)), max(written, told.get(_WRITTEN, 0))
+    given = next((fields[name] for name in _INPUT if name in fields), 0)
+    cached, uncounted = fields.get(_CACHED, 0), 0
+    by_lifetime = sum(fields.get(name, 0) for name in _BY_LIFETIME)
+    written = max(fields.get(_PART_WRITTEN, 0), fields.get(_BY_OPENAI, 0), by_lifetime)
+    if "prompt_tokens" in fields:
+        cached, written = max(cached, fields.get(_READ, 0)), max(written, fields.get(_WRITTEN, 0))
     else:
-        beside, uncounted = told.get(_WRITTEN, 0), told.get(_READ, 0)
+        beside, uncounted = fields.get(_WRITTEN, 0), fields.get(_READ, 0)
         given, written = given + beside, written + beside
-    answered = next((told[name] for name in _OUTPUT if name in told), None)
-    output = max(answered or 0, told.get(_TOTAL, 0) - given)
+    answered = next((fields[name] for name in _OUTPUT if name in fields), None)
+    output = max(answered or 0, fields.get(_TOTAL, 0) - given)
     # Tokens that are only in the total are reasoning, if the answer was reported separately.
-    thought = max(told.get(_THOUGHT, 0), 0 if answered is None else output - answered)
+    thought = max(fields.get(_THOUGHT, 0), 0 if answered is None else output - answered)
     cached = min(cached, given)
     return TokenUsage(given, output, cached, min(written, given - cached), min(thought, output), uncounted)
 
@@ -269,10 +269,10 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
                 texts.append(part)
             else:
                 others += part
-    said = [*map(arguments.get, _MOST_OUTPUT), *(_field(config, name) for name in _MOST_OUTPUT)]
-    bounds = [bound for bound in said if type(bound) is int and bound >= 0]
+    stated = [*map(arguments.get, _MOST_OUTPUT), *(_field(config, name) for name in _MOST_OUTPUT)]
+    bounds = [bound for bound in stated if type(bound) is int and bound >= 0]
     # Several prompts, or several choices, get as many answers.
-    answers = [told for name in ("n", "best_of") if type(told := arguments.get(name)) is int]
+    answers = [number for name in ("n", "best_of") if type(number := arguments.get(name)) is int]
     prompt: Any = arguments.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and not all(type(part) is int for part in prompt) else 1
     output = max(bounds, default=OUTPUT) * prompts * max([1, *answers])
@@ -303,17 +303,17 @@ def _counted(count: Callable[[str], int], text: str) -> int:
     return tokens
 
 
-def told_usage(field: str, told: Any) -> TokenUsage:
+def told_usage(field: str, value: Any) -> TokenUsage:
     """A usage from numbers of tokens. A single number is the total, in whatever part."""
-    if isinstance(told, TokenUsage):
-        return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 2) for part in told))
-    if isinstance(told, tuple):
-        if len(told) != 2:
-            raise ConfigError(field, told, "is not input and output", _FIX)
-        return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 4) for part in told))
-    if type(told) is not int:
-        raise ConfigError(field, told, "is not a number of tokens", _FIX)
-    return TokenUsage(0, whole(field, told, least=0, most=MAX_COUNT // 2))
+    if isinstance(value, TokenUsage):
+        return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 2) for part in value))
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise ConfigError(field, value, "is not input and output", _FIX)
+        return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 4) for part in value))
+    if type(value) is not int:
+        raise ConfigError(field, value, "is not a number of tokens", _FIX)
+    return TokenUsage(0, whole(field, value, least=0, most=MAX_COUNT // 2))
 
 
 def _by_length(text: str) -> int:
@@ -390,10 +390,10 @@ class Learning:
         self._known: OrderedDict[str, deque[_Shares]] = OrderedDict()
         self._lock = process.lock()
 
-    def scaled(self, whose: str, estimate: TokenUsage) -> TokenUsage:
+    def scaled(self, group: str, estimate: TokenUsage) -> TokenUsage:
         """The estimate of a call, corrected by what was learned."""
         with self._lock:
-            last = [*self._known.get(whose, ())]
+            last = [*self._known.get(group, ())]
         if not last:
             return estimate
         may_lower = self._lowers and len(last) >= ENOUGH
@@ -403,17 +403,17 @@ class Learning:
         answered = min(WHOLE, max(least_output, *(shares.output for shares in last)))
         return TokenUsage(-(-estimate.input * given // WHOLE), -(-estimate.output * answered // WHOLE))
 
-    def learn(self, whose: str, estimate: TokenUsage, usage: TokenUsage) -> None:
+    def learn(self, group: str, estimate: TokenUsage, usage: TokenUsage) -> None:
         """Learn from a call with this estimate that has used this many tokens."""
         shares = _Shares(
             _share(usage.input + usage.uncounted, estimate.input), _share(usage.output, estimate.output)
         )
         with self._lock:
-            last = self._known.get(whose)
+            last = self._known.get(group)
             if last is None:
-                last = self._known[whose] = deque(maxlen=LAST)
+                last = self._known[group] = deque(maxlen=LAST)
             last.append(shares)
-            self._known.move_to_end(whose)
+            self._known.move_to_end(group)
             if len(self._known) > MOST_KEYS:
                 self._known.popitem(last=False)
 

@@ -181,10 +181,10 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
             function(*args, **kwargs)  # raises the TypeError about its arguments
         return admit(kwargs if arguments is None else arguments)
 
-    async def heard(driver: Driver, call: LLMCall, result: Any, kwargs: dict[str, Any]) -> Any:
+    async def settled(driver: Driver, call: LLMCall, result: Any, kwargs: dict[str, Any]) -> Any:
         """The answer of the function, after its headers and its usage were read."""
         is_awaited = driver is TASKS
-        bearer = _bearer(result) if send is function else result
+        response = _bearer(result) if send is function else result
         if send is not function:
             result = result.parse()
             if is_awaited and inspect.isawaitable(result):
@@ -192,10 +192,10 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
         stream: _Listened | None = None
         if hasattr(result, "__anext__" if is_awaited else "__next__"):
             stream = (AsyncSettledStream if is_awaited else SettledStream)(result, call)
-        if bearer is not None:
+        if response is not None:
             try:
                 with log_errors(call):
-                    await driver.ask(Twin(call.observe, call.aobserve), bearer)
+                    await driver.ask(Twin(call.observe, call.aobserve), response)
             except BaseException as error:
                 if stream is not None:  # the caller does not have it yet, and so cannot close it
                     await driver.given_back(error, partial(stream.end, driver))
@@ -214,11 +214,11 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with admission(args, kwargs) as call:
-            return run(heard, call, send(*args, **kwargs), kwargs)
+            return run(settled, call, send(*args, **kwargs), kwargs)
 
     async def acall(*args: Any, **kwargs: Any) -> Any:
         async with admission(args, kwargs) as call:
-            return await heard(TASKS, call, await send(*args, **kwargs), kwargs)
+            return await settled(TASKS, call, await send(*args, **kwargs), kwargs)
 
     async def agenerate(*args: Any, **kwargs: Any) -> Any:
         call = await admission(args, kwargs).__aenter__()
@@ -241,7 +241,7 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:
     """Whether a function is of a kind: itself, the function behind its decorators, or its `__call__`."""
     behind = inspect.unwrap(function)
-    return any(kind(asked) for asked in (function, behind, getattr(type(function), "__call__", None)))  # noqa: B004
+    return any(kind(candidate) for candidate in (function, behind, getattr(type(function), "__call__", None)))  # noqa: B004
 
 
 def _takes_what_it_says(function: Any) -> bool:
@@ -253,7 +253,7 @@ def _takes_what_it_says(function: Any) -> bool:
     called = function if inspect.isroutine(function) else type(function).__call__
     is_plain = inspect.isfunction(getattr(called, "__func__", called))
     return is_plain and not any(
-        hasattr(told, name) for told in (function, called) for name in ("__wrapped__", "__signature__")
+        hasattr(layer, name) for layer in (function, called) for name in ("__wrapped__", "__signature__")
     )
 
 
@@ -285,9 +285,9 @@ def _with_headers(function: Any) -> Any:
 
 def _bearer(result: Any) -> Any:
     """The object with status and headers: the result itself, or the response that it was read from."""
-    for bearer in (result, getattr(result, "response", None)):
-        if hasattr(bearer, "headers") and hasattr(bearer, "status_code"):
-            return bearer
+    for candidate in (result, getattr(result, "response", None)):
+        if hasattr(candidate, "headers") and hasattr(candidate, "status_code"):
+            return candidate
     return None
 
 
@@ -331,12 +331,12 @@ def _manages(function: Any) -> str | None:
     streaming = getattr(resource, "with_streaming_response", None)
     if streaming is not None and getattr(streaming, getattr(function, "__name__", ""), None) is function:
         return "async with" if is_async else "with"
-    told = getattr(behind, "__annotations__", {}).get("return")
-    if is_async or told is None:
+    annotation = getattr(behind, "__annotations__", {}).get("return")
+    if is_async or annotation is None:
         return None
     try:
         # Only this annotation: others may need names that are imported only for type checkers.
-        only = SimpleNamespace(__annotations__={"return": told})
+        only = SimpleNamespace(__annotations__={"return": annotation})
         kind = get_type_hints(only, getattr(behind, "__globals__", {}))["return"]
     except Exception:
         return None

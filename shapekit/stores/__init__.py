@@ -48,9 +48,9 @@ def open_store(
         raise ConfigError(field, where.partition("://")[0], "is an unknown scheme", _FIX)
     if isinstance(store, str) and _NO_PATH.match(where):
         # This would become a file, and share nothing. It may contain a password.
-        told = "(not shown)" if "@" in where else where
+        shown = "(not shown)" if "@" in where else where
         fix = 'write "redis://localhost:6379", or for a file of that name "./name"'
-        raise ConfigError(field, told, "is neither a URL nor a path", fix)
+        raise ConfigError(field, shown, "is neither a URL nor a path", fix)
     from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - with Redis, sqlite3 need not be loaded
 
     return SQLiteStore(where, clock=clock), True

@@ -191,19 +191,19 @@ class Settings:
             return ()
 
 
-def warn(words: str, *args: object) -> None:
+def warn(message: str, *args: object) -> None:
     """Log a warning on the background thread: the caller may hold a store's lock, and a log handler may use
     that store.
     """
     with suppress(RuntimeError):  # no thread can be started: the warning is logged once one can
         process.background_ready()
-    process.in_background(_warned, words, args)
+    process.in_background(_warned, message, args)
 
 
-def _warned(words: str, args: tuple[object, ...]) -> None:
+def _warned(message: str, args: tuple[object, ...]) -> None:
     import logging  # noqa: PLC0415 - loaded only to log
 
-    logging.getLogger("shapekit.store").warning(words, *args)
+    logging.getLogger("shapekit.store").warning(message, *args)
 
 
 def settings_name(name: str, program: Any) -> str:

@@ -248,8 +248,8 @@ def _program(plain: Sequence[Any]) -> Described:
         return AdaptiveQueue(Rate.of(*lowest), Rate.of(*highest), burst)
     if make in (AllOf, AnyOf, FirstOf):
         names, parts = fields
-        named: dict[str, Any] = dict(zip(names, map(_program, parts), strict=True))
-        return make(named)
+        by_name: dict[str, Any] = dict(zip(names, map(_program, parts), strict=True))
+        return make(by_name)
     if make is Quota:
         limit, per, *where = fields
         others = ("offset_minutes", "tz", "week_start", "anchor_day", "spread")
@@ -265,10 +265,10 @@ def _program(plain: Sequence[Any]) -> Described:
 def _queue(
     rates: list[list[int]], burst: int, pace: str, gates: list[Any], headroom: tuple[int, int]
 ) -> LeakyQueue:
-    told = [Rate.of(*rate) for rate in rates]
+    parsed = [Rate.of(*rate) for rate in rates]
     strategies: list[Any] = [_program(gate) for gate in gates]
     below: Any = Fraction(*headroom)
-    paced = min(told, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
+    paced = min(parsed, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
     # The burst is part of the rate or given separately; without a pace there is no burst.
     beside = None if paced is None or paced.burst is not None else burst
-    return LeakyQueue(told, beside, pace, strategies, below)
+    return LeakyQueue(parsed, beside, pace, strategies, below)

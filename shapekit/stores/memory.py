@@ -219,12 +219,12 @@ class MemoryStore(Store):
             # While the name has overrides, its calls find no state here, and take the path that obeys them.
             find = states.get if not settings.known.overrides else lambda _: None
 
-        def charge(key: Any, asked: Any) -> Any:
+        def charge(key: Any, argument: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program. The state
             # is read before the clock: so it is never later than the time of the call.
             before = find(key)
             if before is not None and (now := ticks() // per_us + offset_us) < self._sweep_due_us:
-                state, result, ttl_us, persist = step(before, now, asked)
+                state, result, ttl_us, persist = step(before, now, argument)
                 if not persist:
                     return result
                 try:
@@ -234,11 +234,11 @@ class MemoryStore(Store):
                         return result
                 except KeyError:
                     """A call that came in between has swept the key."""
-            return apply(key, asked)
+            return apply(key, argument)
 
-        def charge_alone(key: Any, asked: Any) -> Any:
+        def charge_alone(key: Any, argument: Any) -> Any:
             with lock:
-                return charge(key, asked)
+                return charge(key, argument)
 
         bound = charge if process.switches_at_calls() else charge_alone
         renew()
@@ -614,7 +614,7 @@ def _ticks_of(clock: Clock) -> tuple[Callable[[], int], int, int]:
 
 
 def _at_civil_time(step: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
-    def skewed(state: Any, now: int, asked: Any) -> Any:
-        return step(state, now, asked, clock.wall_us() - now)
+    def skewed(state: Any, now: int, argument: Any) -> Any:
+        return step(state, now, argument, clock.wall_us() - now)
 
     return skewed

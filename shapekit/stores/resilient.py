@@ -196,13 +196,13 @@ class Guard:
         return self.guarded(ask, self.outage.bind_many(name, program, operation), self.breaker.attempt)
 
     def _routed(self, driver: Driver, name: str, program: Program, operation: Operation) -> Flow:
-        def asked(what: Operation) -> Flow:
+        def flow_of(chosen: Operation) -> Flow:
             # A waiting call that is about to leave must not be late because it probes.
-            attempt = self.breaker.attempt if what.probes else partial(self.breaker.attempt, probes=False)
-            return self.guarded(self._prepared(driver, name, program, what), unmoved, attempt)
+            attempt = self.breaker.attempt if chosen.probes else partial(self.breaker.attempt, probes=False)
+            return self.guarded(self._prepared(driver, name, program, chosen), unmoved, attempt)
 
         unmoved = self.outage.bind(name, program, operation)
-        primary = asked(operation)
+        primary = flow_of(operation)
         if operation.on_both_sides and self.outage.local is not None:
 
             async def both(driver: Driver, *args: Any) -> Any:
@@ -214,7 +214,7 @@ class Guard:
         if not operation.follows:
             return primary
         own = self.outage.own(name, program, operation)
-        standing = None if operation.instead is None else asked(operation.instead)
+        standing = None if operation.instead is None else flow_of(operation.instead)
 
         async def routed(driver: Driver, key: Key, *args: Any) -> Any:
             side, args = operation.routed(args)
@@ -258,7 +258,7 @@ class Guard:
             _say("%r cannot read one key, which is answered as in an outage: %s", self.primary, damage)
         return answer
 
-    def _prepared(self, driver: Driver, *what: Any, many: bool = False) -> Twin[Any]:
+    def _prepared(self, driver: Driver, *binding: Any, many: bool = False) -> Twin[Any]:
         """The primary's call, bound now, or at its first use if the primary is gone now."""
         primary = self.primary
         bind: Callable[..., Callable[..., Any]]
@@ -271,12 +271,12 @@ class Guard:
         def ask(*args: Any) -> Any:
             nonlocal bound
             if bound is None:
-                bound = bind(*what)
+                bound = bind(*binding)
             return bound(*args)
 
         if not self.breaker.is_open:
             with self.breaker.attempt():
-                bound = bind(*what)
+                bound = bind(*binding)
         return Twin(ask, ask)  # both forms: only one driver uses it
 
     def close(self) -> None:
@@ -691,7 +691,7 @@ class Deadline:
         """The answer of `call`, or StoreUnavailableError if it takes too long."""
         if len(self._overdue) >= _MOST_OVERDUE:
             raise StoreUnavailableError(f"{len(self._overdue)} calls to the store still hang")
-        told: _Told = SimpleQueue()
+        outbox: _Told = SimpleQueue()
         try:
             inbox = self._idle.pop()
         except IndexError:
@@ -701,15 +701,15 @@ class Deadline:
                 process.start_thread(worker)
             except StoreUnavailableError:
                 return call(*args)  # without a thread, the call cannot be given up
-        inbox.put((partial(copy_context().run, call, *args), told))
+        inbox.put((partial(copy_context().run, call, *args), outbox))
         try:
-            answer, error = told.get(timeout=self._timeout_us / SECOND_US)
+            answer, error = outbox.get(timeout=self._timeout_us / SECOND_US)
         except Empty:
-            self._overdue.add(told)
-            if told.empty():
+            self._overdue.add(outbox)
+            if outbox.empty():
                 raise self._missed() from None
-            self._overdue.discard(told)
-            answer, error = told.get()
+            self._overdue.discard(outbox)
+            answer, error = outbox.get()
         if error is None:
             return answer
         try:
@@ -735,7 +735,7 @@ class Deadline:
 
     def _work(self, inbox: _Inbox) -> None:
         while (job := self._next(inbox)) is not None:
-            work, told = job
+            work, outbox = job
             answer, error = None, None
             try:
                 answer = work()
@@ -744,10 +744,10 @@ class Deadline:
             # Idle first, so that a caller that asks again right after its answer finds this thread.
             if not self._closed:
                 self._idle.append(inbox)
-            told.put((answer, error))
-            self._overdue.discard(told)
+            outbox.put((answer, error))
+            self._overdue.discard(outbox)
             # An idle thread must not keep objects alive.
-            del job, work, told, answer, error
+            del job, work, outbox, answer, error
             if self._closed:
                 return
 

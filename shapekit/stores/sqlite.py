@@ -155,7 +155,7 @@ class SQLiteStore(Store):
 
     def all_overrides(self) -> dict[str, Stored]:
         rows = self._file.transact(lambda execute: execute(_ALL_STATED).fetchall())
-        return {plain_text(name): Stored(version, told) for name, version, told in rows}
+        return {plain_text(name): Stored(version, text) for name, version, text in rows}
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         def change(execute: Execute) -> bool:

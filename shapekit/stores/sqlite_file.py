@@ -192,10 +192,10 @@ class SharedFile:
                 self._starve("another thread")
             return self._transacted(work)
         except BaseException as error:
-            told = self._told(error)
-            if told is None:
+            translated = self._told(error)
+            if translated is None:
                 raise
-            raise told from error
+            raise translated from error
         finally:
             # Only C calls, each the first of its `finally`: further signals skip none of them.
             try:
@@ -331,8 +331,8 @@ class SharedFile:
             self._remove_log()
 
     def _is_new(self, execute: Execute) -> bool:
-        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        application, version, tables = [execute(question).fetchone()[0] for question in asked]
+        questions = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        application, version, tables = [execute(question).fetchone()[0] for question in questions]
         if application != APPLICATION and (application or tables):
             raise ConfigError("path", self.path, "is a database of another program", "name another file")
         if version != VERSION and tables:
@@ -368,9 +368,9 @@ class SharedFile:
             return None
         return StoreUnavailableError(f"cannot use {self.path!r}: {error}; {fix}")
 
-    def _starve(self, who: str) -> NoReturn:
+    def _starve(self, holder: str) -> NoReturn:
         raise StoreUnavailableError(
-            f"{self.path!r} was kept locked by {who} for {PATIENCE_S:g} s; see whether it hangs"
+            f"{self.path!r} was kept locked by {holder} for {PATIENCE_S:g} s; see whether it hangs"
         )
 
 

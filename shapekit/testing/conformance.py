@@ -184,13 +184,13 @@ def kinds_are_kept_apart(store: Store) -> None:
     for name, program in kept:
         operation: Operation = RESERVE if program.kind == "leaky_queue" else CHECK
         call = store.bind(name, program, operation)
-        asked: Any = (1, 0, 7) if operation is RESERVE else 1
-        call("key", asked)
+        argument: Any = (1, 0, 7) if operation is RESERVE else 1
+        call("key", argument)
         for other in others:
             if other.kind != program.kind:
                 with raising(ConfigError, f"a {other.kind} under the name of a {program.kind}"):
                     store.bind(name, other, CHECK)("key", 1)
-        again = call("key", asked)
+        again = call("key", argument)
         agree(bool(again[0]), False, f"a second call of the {program.kind} that was there first")
 
 
@@ -214,8 +214,8 @@ async def closed_is_closed(driver: Driver, store: Store) -> None:
         "peek": (peek, ("key",)),
         "reset": (Twin(store.reset, store.areset), ("end", ONE, "key")),
     }
-    for what, (call, args) in calls.items():
-        with raising(StoreUnavailableError, f"{what} after close"):
+    for name, (call, args) in calls.items():
+        with raising(StoreUnavailableError, f"{name} after close"):
             await driver.ask(call, *args)
     with raising(StoreUnavailableError, "reset_all after close"):
         store.reset_all()
@@ -363,15 +363,15 @@ def threads_share_a_grid(*stores: Store) -> None:
 
 
 def _from_threads(
-    stores: Sequence[Store], name: str, program: Any, operation: Operation, asked: Callable[[], Any]
+    stores: Sequence[Store], name: str, program: Any, operation: Operation, new_argument: Callable[[], Any]
 ) -> list[Any]:
     """The answers to more calls of one key than any limit here admits."""
     bound = [store.bind(name, program, operation) for store in stores]
     answers: list[Any] = []
 
     def job(call: Callable[..., Any]) -> None:
-        told = [call("key", asked()) for _ in range(8)]
-        answers.extend(told)
+        results = [call("key", new_argument()) for _ in range(8)]
+        answers.extend(results)
 
     crowd([partial(job, bound[n % len(bound)]) for n in range(THREADS)])
     agree(len(answers), 8 * THREADS, "calls that were answered")
@@ -445,8 +445,8 @@ async def many_agree(driver: Driver, store: Store) -> None:
             agree(len(answers), len(keys), f"how many answers {operation} gave for {keys}")
             for key, answer in zip(keys, answers, strict=True):
                 if lawful := truth.hear(program, operation, key, args, at, answer):
-                    told = f"{operation} of {key!r} in {keys}: expected {lawful[0]!r}, got {answer!r}"
-                    raise AssertionError(told)
+                    problem = f"{operation} of {key!r} in {keys}: expected {lawful[0]!r}, got {answer!r}"
+                    raise AssertionError(problem)
 
 
 def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
@@ -465,8 +465,8 @@ async def tasks_admit_the_limit(store: Store) -> None:
         check = store.abind(f"tasks-{kind}", program, CHECK)
         admitted: list[bool] = []
 
-        async def call(check: Callable[..., Awaitable[Any]] = check, told: list[bool] = admitted) -> None:
-            told.append((await check("key", 1)).allowed)
+        async def call(check: Callable[..., Awaitable[Any]] = check, results: list[bool] = admitted) -> None:
+            results.append((await check("key", 1)).allowed)
 
         with anyio.fail_after(_PATIENCE_S):
             async with anyio.create_task_group() as tasks:

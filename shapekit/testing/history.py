@@ -167,8 +167,8 @@ def _call(position: int, departure: Any) -> _Call:
 
 
 def _paced(rate: RateLike, burst: int | None) -> tuple[Rate, int]:
-    told = Rate.parse(rate)
-    pace, units = paced(told, 1 if burst is None and told.burst is None else burst, "burst")
+    parsed = Rate.parse(rate)
+    pace, units = paced(parsed, 1 if burst is None and parsed.burst is None else burst, "burst")
     return Rate.of(pace.limit, pace.period_us), units
 
 

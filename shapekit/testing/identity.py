@@ -61,12 +61,12 @@ class AllowedStates:
         lawful: list[Any] = []
         kept: list[list[Held]] = [[] for _ in records]
         for before in product(*(self._possible(record) for record in records)):
-            told, after = _played(program, operation, key, args, at, before)
-            if same(told, answer):
+            expected, after = _played(program, operation, key, args, at, before)
+            if same(expected, answer):
                 for held, one in zip(kept, after, strict=True):
                     if one not in held:
                         held.append(one)
-            lawful.append(told)
+            lawful.append(expected)
         if not kept[0]:
             return tuple(lawful)
         for record, held in zip(records, kept, strict=True):
@@ -107,12 +107,12 @@ def _played(
     outcome = operation.step(program)(states[0] if is_whole else states, now, *args, skew=skew)
     if operation.is_read:
         return outcome, before
-    after, told, ttl_us, persist = outcome
+    after, answer, ttl_us, persist = outcome
     if not persist:
-        return told, before
+        return answer, before
     if is_whole:
-        return told, (Held(after, now + ttl_us, program),)
-    return told, tuple(
+        return answer, (Held(after, now + ttl_us, program),)
+    return answer, tuple(
         held if new is old else Held(new, part.forecast(new, now, 1, skew).full_at_us, part)
         for part, held, old, new in zip(parts, before, states, after, strict=True)
     )
@@ -174,10 +174,10 @@ def play(timeline: Timeline, clock: ManualClock) -> Play:
             continue
         _move(clock, step, wait_us, truth.highest_us)
         key = timeline.key(step.key)
-        asked = Asked(index, step.operation, key, args)
-        answer = yield asked
+        question = Asked(index, step.operation, key, args)
+        answer = yield question
         now, wall = clock.now_us(), clock.wall_us()
-        events.append(Event(step.number, now, wall - now, asked, answer))
+        events.append(Event(step.number, now, wall - now, question, answer))
         if step.operation is None:
             truth.reset(program, key)
             if answer is not None:
@@ -258,26 +258,26 @@ class Bench:
         self.highest_us = start_us
         self._bound = cache(partial(self.store.twin, "timelines"))
 
-    async def ask(self, driver: Driver, timeline: Timeline, asked: Asked) -> Any:
+    async def ask(self, driver: Driver, timeline: Timeline, question: Asked) -> Any:
         """Put one question to the store."""
-        program = timeline.trials[asked.program].program
-        if asked.operation is None:
+        program = timeline.trials[question.program].program
+        if question.operation is None:
             return await driver.ask(
-                Twin(self.store.reset, self.store.areset), "timelines", program, asked.key
+                Twin(self.store.reset, self.store.areset), "timelines", program, question.key
             )
-        return await driver.ask(self._bound(program, asked.operation), asked.key, *asked.args)
+        return await driver.ask(self._bound(program, question.operation), question.key, *question.args)
 
     async def replay(self, driver: Driver, timeline: Timeline) -> None:
         """Run a timeline; raises Disagreement if the store answers a question wrongly."""
-        told, answer = play(timeline, self.clock), None
+        questions, answer = play(timeline, self.clock), None
         while True:
             try:
-                asked = told.send(answer)
+                question = questions.send(answer)
             except StopIteration:
                 return
             self.highest_us = max(self.highest_us, self.clock.now_us())
             try:
-                answer = await self.ask(driver, timeline, asked)
+                answer = await self.ask(driver, timeline, question)
             except Exception as error:
                 answer = error
 
@@ -362,8 +362,8 @@ def _line(event: Event) -> str:
     program, operation, key, args = event.asked
     by = f" by program {program}" if program else ""
     ahead = f" (civil time {event.ahead_us:+} µs)" if event.ahead_us else ""
-    asked = ", ".join(map(repr, (key, *args)))
-    return f"  #{event.number} at {event.now_us} µs{ahead}: {operation}({asked}){by} -> {event.answer!r}"
+    arguments = ", ".join(map(repr, (key, *args)))
+    return f"  #{event.number} at {event.now_us} µs{ahead}: {operation}({arguments}){by} -> {event.answer!r}"
 
 
 def _differences(lawful: Any, answer: Any) -> list[str]:

@@ -255,8 +255,8 @@ def changes() -> list[tuple[Trial, Trial]]:
         (any_of(a=GCRA("7/s", 3), b=FixedWindow("5/s")), any_of(b=FixedWindow("5/s"), c=GCRA("3/s", 2))),
         (first_of(a=GCRA("7/s", 3), b=Quota("5/day")), first_of(a=GCRA("9/s", 2), b=Quota("4/day"))),
     ]
-    named = [before_and_after[place] for place in (0, 4, 5, 6, 7, 14)]
-    named.append((FixedWindow("5/s"), FixedWindow("4/s")))
+    chosen = [before_and_after[place] for place in (0, 4, 5, 6, 7, 14)]
+    chosen.append((FixedWindow("5/s"), FixedWindow("4/s")))
     pairs = [(_measured(before), _measured(after)) for before, after in before_and_after]
     apart = [
         (before._replace(apart=True), after._replace(apart=True))
@@ -266,7 +266,7 @@ def changes() -> list[tuple[Trial, Trial]]:
     return [
         *pairs,
         *apart,
-        *((_measured(ledgered(old)), _measured(ledgered(new))) for old, new in named),
+        *((_measured(ledgered(old)), _measured(ledgered(new))) for old, new in chosen),
         (_queue("7/s"), _queue("3/s burst 2")),
         (_adaptive("1/s", "50/s"), _adaptive("2/s", Rate.of(62, 999_983), 3)),
         (_queue("10/s; 15/min"), _queue("8/s; 12/min; 30/h")),
@@ -476,9 +476,9 @@ def _arguments(rng: random.Random, trial: Trial, operation: Operation | None) ->
     if operation is RESERVE:
         return ((cost, wait, rng.getrandbits(51)),)
     if operation is RESERVE_MANY:
-        asked = tuple((cost, wait, rng.getrandbits(51)) for _ in range(rng.randrange(3)))
+        calls = tuple((cost, wait, rng.getrandbits(51)) for _ in range(rng.randrange(3)))
         span = max(0, rng.randint(0, 20) * trial.scale_us // 10 - rng.randint(0, 1))
-        return asked, (rng.randrange(6), span, rng.getrandbits(51))
+        return calls, (rng.randrange(6), span, rng.getrandbits(51))
     if operation is SETTLE:
         return (rng.randint(0, 2 * most), rng.getrandbits(51))
     if operation in (HOLD, MARK):

@@ -274,8 +274,8 @@ class AdaptiveQueue(LeakyQueue):
 
     def share(self, limit: int, window_us: int) -> int:
         """A rate as a share, rounded down: at most the highest rate, and at least a millionth of it."""
-        wished = limit * self.highest.period_us * FULL // (window_us * self.highest.limit)
-        return max(LEAST, min(FULL, wished))
+        share = limit * self.highest.period_us * FULL // (window_us * self.highest.limit)
+        return max(LEAST, min(FULL, share))
 
     def scaled(self, share: float | Fraction) -> AdaptiveQueue:
         """The same bounds at a share of their rates."""

@@ -54,10 +54,10 @@ class Constraints(Value):
 
     def __init__(self, rates: Sequence[Rate], part: Fraction, gates: Sequence[Algorithm[Any]]) -> None:
         for algorithm in gates:
-            told: object = algorithm
-            if isinstance(told, Concurrency):
-                fix = f"write concurrency={told.limit} beside the gates"
-                raise ConfigError("gates", told, "is not a gate: its permits have to be given back", fix)
+            given: object = algorithm
+            if isinstance(given, Concurrency):
+                fix = f"write concurrency={given.limit} beside the gates"
+                raise ConfigError("gates", given, "is not a gate: its permits have to be given back", fix)
             if not isinstance(algorithm, Algorithm):
                 raise ConfigError("gates", algorithm, "is not a strategy", 'write gates=(GCRA("10/s"),)')
         algorithms = [*(_unpaced(rate, part) for rate in rates), *gates]
@@ -466,12 +466,12 @@ def part_below(headroom: object) -> Fraction:
 
 def burst_of(paced: Rate | None, burst: int | None, most: int) -> int:
     """How many calls may leave at once: from the rate or the argument; 1 by default."""
-    told = None if paced is None else paced.burst
+    stated = None if paced is None else paced.burst
     if burst is None:
-        return 1 if told is None else whole("burst", told, most=most)
+        return 1 if stated is None else whole("burst", stated, most=most)
     if paced is None:
         fix = 'leave it out, or use pace="smooth"'
         raise ConfigError("burst", burst, "has no paced rate to apply to", fix)
-    if told is not None:
+    if stated is not None:
         raise ConfigError("burst", burst, "conflicts with the burst in the rate", "give the burst once")
     return whole("burst", burst, most=most)

@@ -689,8 +689,8 @@ class LeakyQueue(WiredQueue):
         """`confirm`, and how waiting calls have moved; then whose numbers that are. Keeps what is adopted."""
         if state is None:
             return None, (*self.confirm(None, now), (), self), 0, False
-        told = (*self.confirm(state, now), self._changes(state), self)
-        return state, told, self._life(state, now, skew), True
+        answer = (*self.confirm(state, now), self._changes(state), self)
+        return state, answer, self._life(state, now, skew), True
 
     def _changes(self, state: Any) -> Moves:
         book: Book = state[6]
@@ -733,10 +733,10 @@ class LeakyQueue(WiredQueue):
         """`reserve` on a marked key: keeps the mark, and tells the caller to check further."""
         mark = marked(line[6])
         after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
-        told = Grant(*granted)._replace(held=True)
+        grant = Grant(*granted)._replace(held=True)
         if after is None or not is_taken:
-            return line, told, 0, False
-        return _remarked(after, mark), told, max(life, mark - now), True
+            return line, grant, 0, False
+        return _remarked(after, mark), grant, max(life, mark - now), True
 
     def _reserve_under(
         self, line: Line, now: int, asked: Asked, skew: int, on_grid: int

@@ -144,8 +144,8 @@ class WiredQueue(Value):
     def granted_received(self, sent: Any) -> Grant:
         """The answer to a reservation, from the twin."""
         if len(sent) == REFUSED:
-            wait, now, held, cost, told = sent
-            return Grant.refused(wait, now, held=held == 1, told=decision_of(told), cost=cost)
+            wait, now, held, cost, decision = sent
+            return Grant.refused(wait, now, held=held == 1, told=decision_of(decision), cost=cost)
         q = self.q
         wait, due, shift, held, cost, generation, version, start, rest, tail, tail_rest, newest = sent[
             :_PLAIN
@@ -252,12 +252,12 @@ def moves_received(sent: str | bytes) -> Moves:
     return tuple([Move(*move) for move in loads(sent)]) if sent else ()
 
 
-def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
+def _locally(granted: Granted, full: LeakyQueue, local: LeakyQueue) -> Grant:
     """Convert a local grant for the caller, with its end in the units of the full queue."""
     grant = Grant(*granted)
     if not grant.accepted:
         return grant
-    shown, receipts = -(-grant.end * asked.q // local.q), (grant.end, *grant.receipts)
+    shown, receipts = -(-grant.end * full.q // local.q), (grant.end, *grant.receipts)
     return grant._replace(generation=-2 - grant.generation, end=shown, receipts=receipts)
 
 
@@ -345,10 +345,10 @@ class _ReserveMany(Operation):
             standing, granted = self.given(program, part, apply(key, fitting, further))
             _, none = refuse(key, asked, further)
             ours = iter(granted)
-            told = [
+            answers = [
                 next(ours) if one[0] <= part.max_cost else no for one, no in zip(asked, none, strict=True)
             ]
-            return standing, (*told, *ours)
+            return standing, (*answers, *ours)
 
         return answer
 

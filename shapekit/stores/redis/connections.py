@@ -159,8 +159,8 @@ KEPT_S = 60.0
 
 def packed(command: tuple[Any, ...]) -> bytes:
     """A command in the wire format of Redis."""
-    words = [word if word.__class__ is bytes else str(word).encode() for word in command]
-    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    parts = [part if part.__class__ is bytes else str(part).encode() for part in command]
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 class OwnConnections:

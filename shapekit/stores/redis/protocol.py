@@ -206,7 +206,7 @@ class RedisProgram:
         self._programs = keyspace.of_programs(name)
         own = (program, *getattr(program, "parts", ()))
         self._descriptions = [describe(part) for part in own]
-        self._introduction = [word for text in self._descriptions for word in (str(tag(text)), text)]
+        self._introduction = [part for text in self._descriptions for part in (str(tag(text)), text)]
         self._writers = writers
         self._writers.update(zip(map(tag, self._descriptions), own, strict=True))
         self._lost: set[int] = set()
@@ -227,9 +227,9 @@ class RedisProgram:
         self._spec = spec
         self._twins = twins_of(spec)
         known = self._known = self._settings.known
-        told = not self._is_cluster and [known.stored.version, known.ends_us or False]
-        self._head = _json([own, floor_ms, spec, told])
-        self._parts_head = _json([parts, floor_ms, spec, told])
+        settings = not self._is_cluster and [known.stored.version, known.ends_us or False]
+        self._head = _json([own, floor_ms, spec, settings])
+        self._parts_head = _json([parts, floor_ms, spec, settings])
 
     # scripts
 
@@ -240,10 +240,10 @@ class RedisProgram:
 
     def _script(self, operations: Iterable[Operation], mode: str) -> Script:
         """The script that runs these operations; put together when they first share a trip."""
-        wanted = (mode, frozenset(operations))
-        script = self._scripts.get(wanted)
+        cache_key = (mode, frozenset(operations))
+        script = self._scripts.get(cache_key)
         if script is None:
-            script = self._scripts[wanted] = script_of(self._spec, wanted[1], mode)
+            script = self._scripts[cache_key] = script_of(self._spec, cache_key[1], mode)
         return script
 
     # keys
@@ -270,8 +270,8 @@ class RedisProgram:
             # Written out: this is the path of nearly every call.
             return f'["check",{moment or self.moment()},{args[0]}]'
         # CONFIRM, which each waiting call sends before it leaves, has no arguments.
-        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)]) if args else ""
-        return f'["{operation.name}",{moment or self.moment()}{words}]'
+        sent = "".join([f",{_text(value)}" for value in operation.sent(self.program, args)]) if args else ""
+        return f'["{operation.name}",{moment or self.moment()}{sent}]'
 
     def answer(self, operation: Operation, sent: Any) -> Any:
         """The script's answer to one call, in the form of the program's."""
@@ -324,16 +324,16 @@ class RedisProgram:
                 if self._known is not self._settings.known:
                     self._spell()
                 head = self._parts_head if parts else self._head
-                words = (self._place, *adoptions.values()) if adoptions else self._words
+                arguments = (self._place, *adoptions.values()) if adoptions else self._words
                 is_known = script in self._sent_texts
                 if is_due:
                     # The descriptions go along, and are written before a state is.
-                    told = _json([KNOWN_FOR_S, *self._introduction])
-                    there, head = [*keys, self._programs], f"{head[:-1]},{told}]"
-                    reply = yield from _run(script, there, head, calls, *words, is_known=is_known)
+                    text = _json([KNOWN_FOR_S, *self._introduction])
+                    there, head = [*keys, self._programs], f"{head[:-1]},{text}]"
+                    reply = yield from _run(script, there, head, calls, *arguments, is_known=is_known)
                     self._introduced_at, is_due = asked_at, False
                 else:
-                    reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
+                    reply = yield from _run(script, keys, head, calls, *arguments, is_known=is_known)
                 if not is_known:
                     self._sent_texts.add(script)
                 # The reason why the script stopped before it decided anything, or else the first answer.
@@ -342,8 +342,8 @@ class RedisProgram:
                     self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
                     self._spell()
                 elif problem == b"changed":
-                    version, told, now = reply[1:]
-                    self._settings.hear(stored(version, told), now)
+                    version, text, now = reply[1:]
+                    self._settings.hear(stored(version, text), now)
                     return None
                 elif problem == b"foreign":
                     # The first such answer names the other program, the second one shows its state.
@@ -421,9 +421,9 @@ class RedisProgram:
         if not any(errors):
             calls = _in_runs(asked) if len(asked) > 1 else asked
             operations = [operation for operation, _, _ in calls]
-            said = f"[{','.join([here.call(*call) for call in calls])}]"
+            text = f"[{','.join([here.call(*call) for call in calls])}]"
             try:
-                replies = yield from here.converse(here.keys_of(key), operations, said)
+                replies = yield from here.converse(here.keys_of(key), operations, text)
             except ConfigError:
                 # The override that allowed the cost of one call has ended.
                 errors = [here.refuses(key, *call[:2]) for call in asked]
@@ -450,10 +450,10 @@ class RedisProgram:
         while replies.__class__ is RedisProgram:
             is_able = not any(replies.refuses(key, *call[:2]) for call in asked)
             here = replies if is_able else here
-            said = f"[{','.join([here.call(*call) for call in calls])}]"
+            text = f"[{','.join([here.call(*call) for call in calls])}]"
             left -= 1
             yields = is_able and left > 0
-            replies = yield from here.converse(here.keys_of(key), operations, said, yields=yields)
+            replies = yield from here.converse(here.keys_of(key), operations, text, yields=yields)
         return here, replies
 
     def answers(self, calls: Sequence[Asked], replies: Sequence[Any]) -> list[Any]:
@@ -482,18 +482,18 @@ class RedisProgram:
     def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock | None) -> Conversation:
         """Read the overrides of a name. This clock tells which have ended; without one, the server's."""
         place = keyspace.of_settings(settings.name)
-        version, told = yield from _said(("HMGET", place, "version", "told"))
+        version, text = yield from _said(("HMGET", place, "version", "told"))
         wall_us = 0 if clock is None else clock.wall_us()
-        if clock is None and told:
+        if clock is None and text:
             wall_us = yield from server_us(place)
-        settings.hear(stored(version, told), wall_us)
+        settings.hear(stored(version, text), wall_us)
         return settings.known.stored
 
     @staticmethod
     def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
         """Replace the overrides of a name if they are the `known` ones; returns whether they were."""
-        words = known.version, str(process.fresh_id()), text
-        return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))
+        values = known.version, str(process.fresh_id()), text
+        return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *values))))
 
     def trips_for(
         self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
@@ -542,9 +542,9 @@ class RedisProgram:
         """Make the key cold."""
         yield from _said(("DEL", *self.keys_of(key)))
 
-    def _introduce(self, asked: int = 0) -> Conversation:
+    def _introduce(self, writer_tag: int = 0) -> Conversation:
         """Write the descriptions, for other programs and `shapekit top`; read the one with tag `asked`."""
-        command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, asked, *self._introduction)
+        command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, writer_tag, *self._introduction)
         text = yield from _said(command)
         self._introduced_at = time.monotonic()
         return None if text is None else plain_text(text)
@@ -599,9 +599,9 @@ def talk(conversation: Conversation, say: Callable[[Command], Any]) -> Any:
         return end.value
 
 
-def _hear(hears: WeakMethod[Callable[[str], object]], name: str) -> None:
+def _hear(method: WeakMethod[Callable[[str], object]], name: str) -> None:
     """Read the overrides of a name; nothing happens without permission or without a synchronous client."""
-    if (ask := hears()) is not None:
+    if (ask := method()) is not None:
         with suppress(ShapekitError):
             ask(name)
 
@@ -623,11 +623,11 @@ def _alike(call: Asked) -> tuple[Operation, Any, str]:
     return operation, operation.asks(args), moment
 
 
-def stored(version: Any, told: Any) -> Stored:
+def stored(version: Any, text: Any) -> Stored:
     """The overrides in a reply; none if the version is not from shapekit, which is how the scripts see it."""
     number = plain_text(version or "")
     is_ours = number.isascii() and number.isdigit()
-    return Stored(number, plain_text(told or "")) if is_ours else Stored("", "")
+    return Stored(number, plain_text(text or "")) if is_ours else Stored("", "")
 
 
 def _whole(answer: Any) -> Any:
@@ -643,9 +643,9 @@ def _damaged(problem: object) -> DamagedStateError:
     return DamagedStateError(f"a state in Redis is damaged ({problem}); reset the key")
 
 
-def _run(script: Script, keys: list[bytes], *words: Any, is_known: bool = True) -> Conversation:
+def _run(script: Script, keys: list[bytes], *arguments: Any, is_known: bool = True) -> Conversation:
     """Run a script by its name, or by its text if the server may not know it: then it is one trip as well."""
-    rest = (len(keys), *keys, *words)
+    rest = (len(keys), *keys, *arguments)
     if is_known:
         reply = yield ("EVALSHA", script.sha, *rest)
         if not isinstance(reply, NoScriptError):
@@ -754,17 +754,17 @@ def twins_of(spec: Sequence[Any]) -> frozenset[str]:
 
 @cache
 def _script(names: frozenset[str], operations: frozenset[Operation], mode: str) -> Script:
-    named = sorted(operations, key=repr)
+    ordered = sorted(operations, key=repr)
     tables = {
-        "METHODS": {one: "true" if one.is_look else f'"{one.name}"' for one in named},
-        "READS": {one: "true" for one in named if one.is_read},
-        "MOST_COST": {one: one.most_cost for one in named if one.most_cost is not None},
+        "METHODS": {one: "true" if one.is_look else f'"{one.name}"' for one in ordered},
+        "READS": {one: "true" for one in ordered if one.is_read},
+        "MOST_COST": {one: one.most_cost for one in ordered if one.most_cost is not None},
     }
-    told = [
-        f"local {name} = {{{', '.join(f'{one} = {word}' for one, word in entries.items())}}}"
+    lines = [
+        f"local {name} = {{{', '.join(f'{one} = {value}' for one, value in entries.items())}}}"
         for name, entries in tables.items()
     ]
-    door = [*_cut("\n".join(told)), *_files()["server"].pieces, *_cut(f"return answered({mode})")]
+    door = [*_cut("\n".join(lines)), *_files()["server"].pieces, *_cut(f"return answered({mode})")]
     text = _linked(names, door)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
@@ -782,13 +782,13 @@ def _linked(names: Iterable[str], door: Sequence[_Piece]) -> str:
     for name in sorted(names):
         add(name)
     pieces = _without_hidden([*(piece for twin in twins.values() for piece in twin), *door])
-    words: dict[str, set[str]] = {}
+    uses: dict[str, set[str]] = {}
     for piece in pieces:
-        words.setdefault(piece.word, set()).update(piece.words)
+        uses.setdefault(piece.word, set()).update(piece.words)
     reached, more = set[str](), {""}
     while more:
         reached |= more
-        more = words.keys() & set[str]().union(*(words[function] for function in more)) - reached
+        more = uses.keys() & set[str]().union(*(uses[function] for function in more)) - reached
     kept = [piece for piece in pieces if piece.word in reached]
     room: dict[str, str] = {}
     for piece in kept:

@@ -180,11 +180,11 @@ class RedisStore(Store):
         remote.link(operation.run or operation)
         otherwise = super().abind(name, program, operation)
 
-        def asked(key: Key, *args: Any) -> Awaitable[Any]:
+        def call(key: Key, *args: Any) -> Awaitable[Any]:
             here = self._here()
             return otherwise(key, *args) if here is None else here.line(remote, key).ask(operation, args)
 
-        return asked
+        return call
 
     def abind_many(
         self, name: str, program: Program, operation: Operation
@@ -192,11 +192,11 @@ class RedisStore(Store):
         remote = self._remote(name, program)
         otherwise = super().abind_many(name, program, operation)
 
-        def asked(keys: Sequence[Key], args: tuple[Any, ...]) -> Awaitable[list[Any]]:
+        def call(keys: Sequence[Key], args: tuple[Any, ...]) -> Awaitable[list[Any]]:
             here = self._here()
             return otherwise(keys, args) if here is None else here.ask_each(remote, operation, keys, args)
 
-        return asked
+        return call
 
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         place = self._remote(name, program).keys_of(key)[0]
@@ -205,22 +205,22 @@ class RedisStore(Store):
     def wall_us(self) -> int:
         if self.clock_decides:
             return self.clock.wall_us()
-        told: int = talk(server_us(self._keyspace.of_settings("")), self._say)
-        return told
+        now_us: int = talk(server_us(self._keyspace.of_settings("")), self._say)
+        return now_us
 
     def read_overrides(self, name: str) -> Stored:
         clock = self.clock if self.clock_decides else None
-        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
-        said: Stored = talk(asking, self._say)
-        return said
+        conversation = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
+        overrides: Stored = talk(conversation, self._say)
+        return overrides
 
     async def aread_overrides(self, name: str) -> Stored:
         if (here := self._here()) is None or self._link is not None:
             return await super().aread_overrides(name)
         clock = self.clock if self.clock_decides else None
-        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
-        said: Stored = await here.talk(asking)
-        return said
+        conversation = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
+        overrides: Stored = await here.talk(conversation)
+        return overrides
 
     async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
         if (here := self._here()) is None or self._link is not None:
@@ -233,9 +233,9 @@ class RedisStore(Store):
     def all_overrides(self) -> dict[str, Stored]:
         found = {}
         for place in set(self._every(self._keyspace.setting_pattern)):
-            version, told = self._tell("HMGET", place, "version", "told")
+            version, text = self._tell("HMGET", place, "version", "told")
             name = self._keyspace.set_name(place)
-            found[name] = stored(version, told)
+            found[name] = stored(version, text)
         return found
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
@@ -496,8 +496,8 @@ class RedisSurvey:
     def _learn(self, writers: Iterable[Writer]) -> None:
         """Read the descriptions of programs that are not known yet."""
         unknown = list({*writers} - self._programs.keys())
-        asked = [("HGET", self._keyspace.of_programs(name), str(tag)) for name, tag in unknown]
-        for writer, text in zip(unknown, self._asked(asked), strict=True):
+        commands = [("HGET", self._keyspace.of_programs(name), str(tag)) for name, tag in unknown]
+        for writer, text in zip(unknown, self._asked(commands), strict=True):
             if isinstance(text, bytes):
                 try:
                     self._programs[writer] = revived(text.decode())
@@ -521,12 +521,12 @@ class RedisSurvey:
         """The server's time, and the state in each value."""
         wall = self._clock.wall_us()
         numbers: dict[Described, int] = {}
-        words: list[Any] = []
+        arguments: list[Any] = []
         for program, raw in values:
-            words += numbers.setdefault(program, len(numbers) + 1), raw
+            arguments += numbers.setdefault(program, len(numbers) + 1), raw
         specs = [program.twin((wall,)) for program in numbers]
         script = survey_script(specs)
-        (seconds, microseconds), *states = self._client.eval(script, 0, json.dumps(specs), *words)
+        (seconds, microseconds), *states = self._client.eval(script, 0, json.dumps(specs), *arguments)
         return int(seconds) * SECOND_US + int(microseconds), iter(states)
 
 
@@ -608,23 +608,23 @@ class Line:
         except asyncio.CancelledError:
             # The answer may have come just when the caller was cancelled.
             if not waiter.cancelled() and waiter.exception() is None:
-                undos, told = operation.undone(args, waiter.result()), self._loop.create_future()
+                undos, future = operation.undone(args, waiter.result()), self._loop.create_future()
                 if undos:
-                    self._give_back(undos, told)
+                    self._give_back(undos, future)
                     with suppress(ShapekitError):
-                        await shielded(lambda: told)
+                        await shielded(lambda: future)
             raise
 
     def _go(self) -> None:
         if self._task is None:
             self._task = _Finishing(self._run, self._loop)
 
-    def _give_back(self, undos: tuple[Undo, ...], told: asyncio.Future[Any] | None = None) -> None:
+    def _give_back(self, undos: tuple[Undo, ...], waiter: asyncio.Future[Any] | None = None) -> None:
         if undos:
             # Ahead of waiting calls, which may take the place; and the latest first, since the tail retracts.
             *first, last = [(*undo, self._moment()) for undo in undos]
-            self._waiting.appendleft((last, told))
-            self._waiting.extendleft((asked, None) for asked in reversed(first))
+            self._waiting.appendleft((last, waiter))
+            self._waiting.extendleft((call, None) for call in reversed(first))
             self._go()
 
     async def _run(self) -> None:
@@ -649,7 +649,7 @@ class Line:
 
     async def _serve(self, batch: list[Waiting]) -> None:
         try:
-            answers = await self._trip([asked for asked, _ in batch])
+            answers = await self._trip([call for call, _ in batch])
         except Exception as error:
             for _, waiter in batch:
                 if waiter is not None:
@@ -698,7 +698,7 @@ class Loop:
     ) -> list[Any]:
         """The answers for each of several keys; if the caller is cancelled, what was taken is given back."""
         loop = asyncio.get_running_loop()
-        told = loop.create_future()
+        future = loop.create_future()
 
         async def serve() -> None:
             answers: list[Any] = []
@@ -706,12 +706,12 @@ class Loop:
                 for trip in remote.trips_for(keys, operation, args):
                     answers += await self.talk(trip)
             except Exception as error:
-                _tell_error(told, error)
+                _tell_error(future, error)
                 return
-            if told.done():
+            if future.done():
                 await give_back(answers)
             else:
-                told.set_result(answers)
+                future.set_result(answers)
 
         async def give_back(answers: list[Any]) -> None:
             with suppress(ShapekitError):
@@ -723,10 +723,10 @@ class Loop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            return list(await told)
+            return list(await future)
         except asyncio.CancelledError:
-            if not told.cancelled() and told.exception() is None:
-                await shielded(partial(give_back, told.result()))
+            if not future.cancelled() and future.exception() is None:
+                await shielded(partial(give_back, future.result()))
             raise
 
     def close(self) -> None:
