@@ -153,7 +153,7 @@ class _Handler(BaseCallbackHandler):
         self, serialized: Any, messages: list[list[Any]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Remember a run. LangChain calls this before it asks the limiter."""
-        begun = ModelRun((self, run_id), self._limit, partial(_asked, messages[0], kwargs))
+        begun = ModelRun((self, run_id), self._limit, partial(_arguments_of, messages[0], kwargs))
         _RUNS.begin(begun)
         waiting = (each for each in _BEGUN.get() if each.run.is_waited_for)
         _BEGUN.set((*waiting, _Begun(begun, kwargs.get("batch_size", 1))))
@@ -258,7 +258,7 @@ def shaped_middleware(limit: Policy | LLMBudget) -> Any:
     return ShapedModelCalls()
 
 
-def _asked(messages: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments_of(messages: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The input of a chat model, from the arguments of its callback."""
     metadata, params = kwargs.get("metadata") or {}, kwargs.get("invocation_params") or {}
     return {

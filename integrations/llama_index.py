@@ -86,7 +86,7 @@ class ShapedRateLimiter(BaseRateLimiter):
             # A model may answer a chat by a completion: then the call was admitted already.
             _RUNS.begin(parent, span_id)
         else:
-            _RUNS.begin(ModelRun(span_id, self._limit, _asked(instance, arguments)))
+            _RUNS.begin(ModelRun(span_id, self._limit, _arguments_of(instance, arguments)))
 
     def __repr__(self) -> str:
         return f"ShapedRateLimiter({self._limit!r})"
@@ -201,7 +201,7 @@ class _Batches:
         return embedded(next(self._batches, []))
 
 
-def _asked(model: Any, arguments: Mapping[str, Any]) -> Callable[[], Mapping[str, Any] | None]:
+def _arguments_of(model: Any, arguments: Mapping[str, Any]) -> Callable[[], Mapping[str, Any] | None]:
     """Makes the input of a model's method. No event has the texts of an embedding: its arguments do."""
     if "texts" in arguments:
         return _Batches(list(arguments["texts"]), model.embed_batch_size)

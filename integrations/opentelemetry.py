@@ -77,10 +77,12 @@ class Instruments:
             raise _instrumented()
         gauges = Gauges(policies, labels)
         meter = provider.get_meter("shapekit")
-        waits = meter.create_histogram(*_said(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS)
-        calls, holds = (meter.create_counter(*_said(metric)) for metric in (CALLS, HOLDS))
-        store_errors = meter.create_counter(*_said(STORE_ERRORS))
-        store_losses = meter.create_counter(*_said(STORE_LOSSES))
+        waits = meter.create_histogram(
+            *_described(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS
+        )
+        calls, holds = (meter.create_counter(*_described(metric)) for metric in (CALLS, HOLDS))
+        store_errors = meter.create_counter(*_described(STORE_ERRORS))
+        store_losses = meter.create_counter(*_described(STORE_LOSSES))
         tally = Tally(
             labels,
             partial(_Recorder, waits, calls, holds),
@@ -96,7 +98,7 @@ class Instruments:
                 "sum": meter.create_observable_up_down_counter,
             }
             for metric in READ:
-                name, unit, text = _said(metric)
+                name, unit, text = _described(metric)
                 observable[metric.kind](name, [partial(rounds.observed, metric)], unit, text)
         rounds.open(gauges)
         self._undo = ExitStack()
@@ -205,6 +207,6 @@ def _attributes(metric: Metric, *values: str) -> dict[str, str]:
     return {f"shapekit.{label}": value for label, value in zip(metric.labels, values, strict=True)}
 
 
-def _said(metric: Metric) -> tuple[str, str, str]:
+def _described(metric: Metric) -> tuple[str, str, str]:
     """Name, unit and description."""
     return f"shapekit.{metric.name}", metric.unit, metric.text

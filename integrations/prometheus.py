@@ -92,9 +92,10 @@ class Instruments:
         if not callable(getattr(registry, "register", None)):
             fix = "pass a CollectorRegistry, or leave it out"
             raise ConfigError("registry", registry, "is not a registry of metrics", fix)
-        waits = Histogram(*_said(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
+        waits = Histogram(*_described(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
         calls, holds, store_errors, store_losses = counters = [
-            Counter(*_said(metric), registry=None) for metric in (CALLS, HOLDS, STORE_ERRORS, STORE_LOSSES)
+            Counter(*_described(metric), registry=None)
+            for metric in (CALLS, HOLDS, STORE_ERRORS, STORE_LOSSES)
         ]
         collector = ShapekitCollector(*policies, keys=labels)
         tally = Tally(
@@ -154,7 +155,7 @@ class _Recorder:
 
 def _families(reading: Reading) -> Iterator[Family]:
     for metric, samples in reading.items():
-        name, text, labels = _said(metric)
+        name, text, labels = _described(metric)
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = kind(name, text, labels=labels)
         for values, value in samples:
@@ -162,7 +163,7 @@ def _families(reading: Reading) -> Iterator[Family]:
         yield family
 
 
-def _said(metric: Metric) -> tuple[str, str, list[str]]:
+def _described(metric: Metric) -> tuple[str, str, list[str]]:
     """Name, text and labels in Prometheus style; counters get their `_total` from the client."""
     unit = "_seconds" if metric.unit == "s" else ""
     return f"shapekit_{metric.name.replace('.', '_')}{unit}", metric.text, list(metric.labels)

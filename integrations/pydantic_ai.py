@@ -122,7 +122,7 @@ class ShapedModel(WrapperModel):
         call = await self._admitted(messages, model_settings, model_request_parameters)
         async with _sending(call):
             response = await self.wrapped.request(messages, model_settings, model_request_parameters)
-        await ended(TASKS, call, _told(response))
+        await ended(TASKS, call, _usages(response))
         return response
 
     @asynccontextmanager
@@ -147,11 +147,11 @@ class ShapedModel(WrapperModel):
             try:
                 yield stream
             except BaseException as error:
-                await failed(TASKS, call, error, _heard(stream.get()))
+                await failed(TASKS, call, error, _stream_usage(stream.get()))
                 raise
             response = stream.get()
-            answers = _told(response) if response.state == "complete" else ()
-            await ended(TASKS, call, answers, _heard(response))
+            answers = _usages(response) if response.state == "complete" else ()
+            await ended(TASKS, call, answers, _stream_usage(response))
 
     async def _admitted(
         self, messages: Sequence[ModelMessage], settings: ModelSettings | None, given: ModelRequestParameters
@@ -192,7 +192,7 @@ async def _sending(call: LLMCall) -> AsyncGenerator[None]:
         raise
 
 
-def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
+def _usages(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
     """The usage of an answer, in OpenAI's format; empty if the server reports none."""
     usage = response.usage
     if not usage.input_tokens and not usage.output_tokens:
@@ -209,10 +209,10 @@ def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def _heard(response: ModelResponse) -> StreamUsage:
+def _stream_usage(response: ModelResponse) -> StreamUsage:
     """What has arrived of an answer that comes in pieces."""
     stream_usage = StreamUsage()
-    for usage in _told(response):
+    for usage in _usages(response):
         stream_usage.hear({"usage": usage})
     for part in response.parts:
         for content in (getattr(part, "content", None), getattr(part, "args", None)):

@@ -101,16 +101,16 @@ class _Limit:
 
     def __init__(self, wrapper: str, shaping: Any, identity: str = "") -> None:
         self.request_shaper = RequestShaper(wrapper, _READING, **shaping)
-        self._told = wrapper, shaping, identity or uuid.uuid4().hex
+        self._made_from = wrapper, shaping, identity or uuid.uuid4().hex
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _, shaping, identity = self._told
+        _, shaping, identity = self._made_from
         for field in ("policy", "store", "clock"):
             if shaping.get(field) is not None:
                 fix = "make the adapter in each process"
                 raise ConfigError(field, shaping[field], "does not pickle", fix)
         _travelling(identity, lambda: self)
-        return _arrived, self._told
+        return _arrived, self._made_from
 
 
 def _arrived(wrapper: str, shaping: Any, identity: str) -> _Limit:

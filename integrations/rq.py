@@ -76,7 +76,7 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
         tasks = ShapedTasks(function, name, shape, NEAR_S, ahead_s=AHEAD_S)
 
         def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            slot_header, refusal = _told_by_worker()
+            slot_header, refusal = _from_worker()
             if refusal is not None:
                 raise refusal_of(refusal)
             if slot_header is None:
@@ -90,7 +90,7 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
     return decorate
 
 
-def _told_by_worker() -> tuple[str | None, Sequence[Any] | None]:
+def _from_worker() -> tuple[str | None, Sequence[Any] | None]:
     """The slot that the worker has taken for the running job, or its refusal; only the first time."""
     job, text = get_current_job(), os.environ.get(_ADMITTED)
     if job is None or text is None:

@@ -627,7 +627,7 @@ class StoreClock:
     callers' clock `decides`, the store uses it too, and the lead is 0.
     """
 
-    __slots__ = ("__weakref__", "_heard", "_known", "_trip_us", "decides", "trip_us")
+    __slots__ = ("__weakref__", "_answers", "_known", "_trip_us", "decides", "trip_us")
 
     def __init__(self, *, decides: bool) -> None:
         self.decides = decides
@@ -636,7 +636,7 @@ class StoreClock:
 
     def begin(self) -> None:
         """Start without answers: when made, and in a forked child."""
-        self._heard = 0
+        self._answers = 0
         self._known: tuple[int, int] | None = None
         self._trip_us = 0
         self.trip_us = 0
@@ -654,11 +654,11 @@ class StoreClock:
     def took(self, length_us: int) -> None:
         """Record how long a trip took."""
         trip_us, known_us = max(0, length_us), self._trip_us
-        is_quick = not self._heard or trip_us < known_us
+        is_quick = not self._answers or trip_us < known_us
         # One slow answer, such as after this process was stopped, does not mean that the store is far away.
         self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
-        self._heard += 1
-        if self._heard >= _ENOUGH:
+        self._answers += 1
+        if self._answers >= _ENOUGH:
             self.trip_us = self._trip_us
 
     def ahead_us(self, there_us: int, now_us: int) -> int | None:

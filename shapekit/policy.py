@@ -596,7 +596,7 @@ class Admission:
             reservation = await self._scheduled(driver, waits, permit, waited_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
-            restated = _told(error, waited_us, bound_us)
+            restated = _restated(error, waited_us, bound_us)
             try:
                 if restated is error:
                     raise
@@ -828,7 +828,7 @@ def _status_of(response: Any) -> int:
 _KEPT = "keeps a permit a little longer"
 
 
-def _told(error: BaseException, waited_us: int, bound_us: int | None) -> BaseException:
+def _restated(error: BaseException, waited_us: int, bound_us: int | None) -> BaseException:
     """The error; a refused slot is restated to include the wait for the permit."""
     if not isinstance(error, QueueFullError) or not waited_us or bound_us is None:
         return error

@@ -399,7 +399,7 @@ class Parking:
         arguments += [taker.looks_from, LATE_S, MOST_PAUSE_S, *queues]
         *answer, looks_from = self._evaluate(_TAKE, keys, arguments)
         taker.looks_from = _text(looks_from)
-        return [Taken(*map(_text, each)) for each in self._told(answer)]
+        return [Taken(*map(_text, each)) for each in self._messages(answer)]
 
     def shorten(self, group: str, left_s: float) -> int:
         """Report when the hold of a group ends. If that is earlier than reported before, the group's messages
@@ -431,7 +431,7 @@ class Parking:
         keys = [*self._keys, self._claims, self._unreadable]
         answer = self._evaluate(_CLAIM, keys, arguments)
         self._has_heard = True
-        claimed = self._told(answer)
+        claimed = self._messages(answer)
         return [
             Claim(_text(name), json.loads(record), not is_first, token, float(ahead_s))
             for name, record, is_first, ahead_s in claimed
@@ -453,7 +453,7 @@ class Parking:
         self._evaluate(_SET_ASIDE, [*books, self._unreadable], [message.tag, message.text])
         self._say_unreadable(message.tag)
 
-    def _told(self, answer: Sequence[Any]) -> Any:
+    def _messages(self, answer: Sequence[Any]) -> Any:
         """The messages in an answer; logs those that were missing or unreadable."""
         next_s, found, missing, unreadable = answer
         self.next_s = float(next_s) if next_s else None
@@ -777,7 +777,7 @@ class _Confirmed:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._tags: set[int] = set()
-        channel.events["basic_ack"].add(self._heard)
+        channel.events["basic_ack"].add(self._confirmed)
         channel.events["basic_nack"].add(self._refused)
         channel.confirm_select()
 
@@ -786,7 +786,7 @@ class _Confirmed:
         while len(self._tags) < count:
             self._channel.connection.drain_events(timeout=CONFIRMED_S)
 
-    def _heard(self, tag: int, multiple: bool) -> None:
+    def _confirmed(self, tag: int, multiple: bool) -> None:
         self._tags.update(range(1, tag + 1) if multiple else (tag,))
 
     def _refused(self, *_: object) -> None:

@@ -265,7 +265,7 @@ class RequestShaper:
         self, request: Any, options: Any = None, *, fits_s: float | None = None
     ) -> Admission | None:
         """The admission of a request, for the caller to enter; None if the request is not shaped."""
-        given = _NOTHING_SAID if options is None else _PerRequest.checked(options)
+        given = _NO_OPTIONS if options is None else _PerRequest.checked(options)
         plan = self._routes.find(self._reading.target(request)) or self._main
         if plan is None or given.skip:
             return None
@@ -373,7 +373,7 @@ class _PerRequest(NamedTuple):
         return given
 
 
-_NOTHING_SAID = _PerRequest()
+_NO_OPTIONS = _PerRequest()
 _NO_WAITS: Mapping[str, Any] = {}
 
 

@@ -32,7 +32,7 @@ _MOST_OPEN = 10_000
 class ModelRun:
     """A model call, from its first hook to its last."""
 
-    __slots__ = ("_driver", "_heard", "asked", "calls", "id", "is_waited_for", "limit", "used")
+    __slots__ = ("_driver", "_stream_usage", "asked", "calls", "id", "is_waited_for", "limit", "used")
 
     def __init__(self, run_id: Hashable, limit: Limit, asked: Callable[[], Asked | None]) -> None:
         self.id = run_id
@@ -46,15 +46,15 @@ class ModelRun:
         self.used: Any = None
         """The usage of a stream, added up from its pieces so far."""
         self._driver = THREADS
-        self._heard: StreamUsage | None = None
+        self._stream_usage: StreamUsage | None = None
 
     @property
     def heard(self) -> StreamUsage:
         """The usage seen so far of an answer that comes in pieces."""
-        if self._heard is None:
+        if self._stream_usage is None:
             process.background_ready()
-            self._heard = StreamUsage()
-        return self._heard
+            self._stream_usage = StreamUsage()
+        return self._stream_usage
 
     async def admit(self, driver: Driver, **waits: Any) -> None:
         """Wait until a call of the run may leave."""
@@ -69,14 +69,14 @@ class ModelRun:
     async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:
         """Settle the run, which has its answer: the first of `answers` with a usage counts."""
         for call in self.calls:
-            await ended(self._ending(driver), call, answers, self._heard)
+            await ended(self._ending(driver), call, answers, self._stream_usage)
 
     async def failed(self, driver: Driver, error: BaseException) -> None:
         """Settle the run, which has ended in the error of its last call."""
         if self.calls:
             call = self.calls.pop()
             self.calls.clear()  # the error may be reported again, and the calls before have succeeded
-            await failed(self._ending(driver), call, error, self._heard)
+            await failed(self._ending(driver), call, error, self._stream_usage)
 
     def _ending(self, driver: Driver) -> Driver:
         """A call that a thread began is ended by a thread: the loop of this hook may be a short-lived one,

@@ -156,7 +156,7 @@ class AdaptiveRate:
         """
         key, held_us = text_of(key), 0
         with self._core.reporter.watching(key):
-            for tell, args in self._words(key, signal):
+            for tell, args in self._operations(key, signal):
                 before, after, held_us = await driver.ask(tell, key, *args)
                 if before != after:
                     per_second = cast("AdaptiveQueue", self._core.queue_of(key)).per_second
@@ -165,19 +165,19 @@ class AdaptiveRate:
                     self._core.reporter.held(key, held_us)
         return held_us / SECOND_US
 
-    def _words(self, key: str, signal: RateSignal) -> list[tuple[Twin[Any], tuple[int, ...]]]:
+    def _operations(self, key: str, signal: RateSignal) -> list[tuple[Twin[Any], tuple[int, ...]]]:
         """The operations to send to the store now, with their arguments."""
         now = self._core.store.clock.now_us()
         operations: list[tuple[Twin[Any], tuple[int, ...]]] = []
         if signal.is_refusal:
             # Successes since the last incident show that this refusal begins a new one.
             if tally := self._tallies.take(key, now):
-                operations.append((self._succeeded, _told(tally, now)))
+                operations.append((self._succeeded, _arguments(tally, now)))
             operations.append((self._throttled, (signal.age_us, signal.hold_us, process.fresh_id())))
         elif signal.is_success and (
             tally := self._tallies.add(key, now - signal.age_us, now, waited=signal.waited)
         ):
-            operations.append((self._succeeded, _told(tally, now)))
+            operations.append((self._succeeded, _arguments(tally, now)))
         if signal.stated is not None:
             share = cast("AdaptiveQueue", self._core.queue_of(key)).share(*signal.stated)
             operations.append((self._stated, (share, signal.age_us, process.fresh_id())))
@@ -219,7 +219,7 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)
 
 
-def _told(tally: Tally, now: int) -> tuple[int, ...]:
+def _arguments(tally: Tally, now: int) -> tuple[int, ...]:
     first_us = now if tally.left_us is None else tally.left_us
     return tally.waited, max(0, now - first_us), process.fresh_id()
 

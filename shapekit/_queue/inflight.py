@@ -712,7 +712,7 @@ class Permits:
         self._begin(permit, driver.loop())
         # A dropped coroutine runs no cleanup here: the finalizer gives its permit back.
         try:
-            place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
+            place, came_with = await self._entered(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with):
                 if has_to_wait is not None:
                     has_to_wait()
@@ -729,7 +729,7 @@ class Permits:
         key = permit.key
         while not waiter.has_permit:
             if waiter.is_lost:
-                place, came_with = await self._asked(driver, permit, 1)
+                place, came_with = await self._entered(driver, permit, 1)
                 waiter.came_with = came_with
                 self._is_permitted(permit, place, came_with)
                 continue
@@ -858,7 +858,7 @@ class Permits:
         self.registry.hear(permit.key, (came_with, permit.number) if place == PERMITTED else (came_with,))
         return place == PERMITTED
 
-    async def _asked(self, driver: Driver, permit: Permit, may_wait: int) -> tuple[int, int]:
+    async def _entered(self, driver: Driver, permit: Permit, may_wait: int) -> tuple[int, int]:
         arguments = (permit.key, permit.owner, permit.number, may_wait)
         answer: tuple[int, int] = (
             self._enter.call(*arguments) if self.instant else await driver.ask(self._enter, *arguments)

@@ -74,28 +74,28 @@ def notice_us(left_us: int) -> int:
 class Watch:
     """What a process knows about a key: the store's last answer, when it changed, and the alarms to set."""
 
-    __slots__ = ("__weakref__", "_alarms", "_heard", "changed_us", "version")
+    __slots__ = ("__weakref__", "_alarms", "_answers", "changed_us", "version")
 
     def __init__(self, now_us: int) -> None:
         self._alarms: dict[Alarm, None] = {}
-        self._heard: dict[object, tuple[int, KeyState]] = {}
+        self._answers: dict[object, tuple[int, KeyState]] = {}
         self.changed_us = now_us
         self.version = object()
         """A new object after each change."""
 
     def hear(self, queue: object, key_state: KeyState, asked_us: int) -> None:
         """Record the store's answer to a question asked at `asked_us`."""
-        known = self._heard.get(queue)
+        known = self._answers.get(queue)
         if known is not None and known[0] > asked_us:
             return
-        self._heard[queue] = asked_us, key_state
+        self._answers[queue] = asked_us, key_state
         if known is None or not key_state.is_like(known[1]):
             self.changed_us = asked_us
             self.ring()
 
     def since(self, queue: object, than_us: int) -> tuple[int, KeyState] | None:
         """When the last answer was asked for, and the answer; None if that was not after `than_us`."""
-        known = self._heard.get(queue)
+        known = self._answers.get(queue)
         return known if known is not None and known[0] > than_us else None
 
     def forget(self, now_us: int, *, is_news: bool) -> None:
@@ -103,7 +103,7 @@ class Watch:
 
         Takes no lock: the finalizer of a dropped coroutine may call this.
         """
-        self._heard = {}
+        self._answers = {}
         if is_news:
             self.changed_us = now_us
             self.ring()

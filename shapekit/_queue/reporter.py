@@ -70,11 +70,11 @@ exhausted, its calls are refused with QueueFullError.
 class _Watched:
     """One key: when it was read, and per quota the period, the limit and how many shares were reported."""
 
-    __slots__ = ("looked_us", "told")
+    __slots__ = ("looked_us", "reported")
 
     def __init__(self, looked_us: int) -> None:
         self.looked_us = looked_us
-        self.told: dict[int, tuple[float, int, int]] = {}
+        self.reported: dict[int, tuple[float, int, int]] = {}
 
 
 class Budgets:
@@ -133,14 +133,14 @@ class Budgets:
             known = self._keys.get(key)
             if known is None:
                 return ()
-            period, limit, reported = known.told.get(place, (usage.resets_at, usage.limit, 0))
+            period, limit, reported = known.reported.get(place, (usage.resets_at, usage.limit, 0))
             is_rolling = usage.per.startswith("rolling:")
             if period != usage.resets_at and not is_rolling:
                 reported = 0
             if is_rolling or limit != usage.limit:
                 # No period begins here: a share is reported again once the usage has fallen below it.
                 reported = min(reported, len(reached))
-            known.told[place] = (usage.resets_at, usage.limit, max(reported, len(reached)))
+            known.reported[place] = (usage.resets_at, usage.limit, max(reported, len(reached)))
         return reached[reported:]
 
 

@@ -70,7 +70,7 @@ class Scopes:
     several, it may have any of them.
     """
 
-    __slots__ = ("_heard", "_lock", "_nodes", "any_known", "learned")
+    __slots__ = ("_holds", "_lock", "_nodes", "any_known", "learned")
 
     def __init__(self) -> None:
         self.learned = Watch(0)
@@ -78,7 +78,7 @@ class Scopes:
         self.any_known = False
         """Whether any response has named a scope yet."""
         self._nodes: OrderedDict[Path, _Node] = OrderedDict()
-        self._heard: dict[tuple[str, str], _Observed] = {}
+        self._holds: dict[tuple[str, str], _Observed] = {}
         self._lock = process.lock()
 
     def learn(self, key: str, target: Target, scope: str) -> None:
@@ -107,11 +107,11 @@ class Scopes:
     def hear(self, key: str, scope: str, until_us: int, now_us: int, *, is_own: bool = True) -> None:
         """Remember a hold of a scope; `is_own` if this process has placed it just now."""
         with self._lock:
-            holds = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
+            holds = {place: hold for place, hold in self._holds.items() if hold.until_us > now_us}
             holds.pop((key, scope), None)
             process.make_room(holds, MOST_HOLDS)
             holds[key, scope] = _Observed(until_us, now_us if is_own else 0)
-            self._heard = holds
+            self._holds = holds
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
         """The scopes to wait for: the request's own or, if that is unknown, all held ones it may have."""
@@ -129,14 +129,14 @@ class Scopes:
         return tuple(
             [
                 scope
-                for (of, scope), hold in self._heard.items()
+                for (of, scope), hold in self._holds.items()
                 if of == key and hold.until_us > now_us and (not below or scope in below)
             ]
         )
 
     def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
         """The end of a hold that this process placed since `since_us`; with 0, of any hold that it knows."""
-        hold = self._heard.get((key, scope))
+        hold = self._holds.get((key, scope))
         return hold.until_us if hold is not None and hold.at_us >= since_us else 0
 
 
@@ -257,7 +257,7 @@ class Caller:
         """The slot, with the wait before it was taken added to its delay."""
         return reservation.after_waiting(self._before_us)
 
-    def told(self, error: QueueFullError) -> QueueFullError:
+    def restated(self, error: QueueFullError) -> QueueFullError:
         """The error for a refused slot, with the earlier wait added to its delay."""
         bound_s = error.max_wait if self.max_wait_us is None else self.max_wait_us / SECOND_US
         return after_waiting(error, self._before_us / SECOND_US, bound_s)
@@ -434,7 +434,7 @@ class ScopedSlots:
             await self._give_back(driver, caller)
         restated = error
         if isinstance(error, QueueFullError):
-            restated = self._core.accounts.named(caller.told(error))
+            restated = self._core.accounts.named(caller.restated(error))
         self._core.reporter.ended(
             caller.key, caller.cost, restated, had_slot=caller.had_slot, returned=caller.is_returned
         )

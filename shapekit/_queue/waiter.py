@@ -636,7 +636,7 @@ class _Question:
             alarm.set()
         return bool(alarms)
 
-    def told(self) -> KeyState | None:
+    def key_state(self) -> KeyState | None:
         """The answer; None if the call that asked has gone without one."""
         if self.error is not None:
             raise own_copy(self.error)
@@ -657,7 +657,7 @@ class _Questions:
     def begin(self) -> None:
         """Start empty: at first, and in a forked child, because the answers go to its parent."""
         self._lock = process.lock()
-        self._asked: dict[str, _Question] = {}
+        self._by_key: dict[str, _Question] = {}
         self._watches: WeakValueDictionary[str, Watch] = WeakValueDictionary()
         self._swept_us = 0
         self.limits.begin()
@@ -666,7 +666,7 @@ class _Questions:
         """A question whose answer can be shared; or a new one and True, for the caller to ask."""
         now_us = self._clock.now_us()
         with self._lock:
-            question = self._asked.get(key)
+            question = self._by_key.get(key)
             # A queue of other numbers reads the same state but gives its generation another number.
             if question is not None and question.serves(now_us) and question.queue == queue:
                 return question, False
@@ -682,7 +682,7 @@ class _Questions:
 
         Takes no lock: a store may call this while it holds its own.
         """
-        self._asked.clear()
+        self._by_key.clear()
         for watch in list(self._watches.values()):
             watch.forget(watch.changed_us, is_news=True)
         self.limits.ring()
@@ -693,14 +693,14 @@ class _Questions:
 
         Takes no lock, as `_Question.close` does not.
         """
-        self._asked.pop(key, None)
+        self._by_key.pop(key, None)
         if (watch := self._watches.get(key)) is not None:
             watch.forget(self._clock.now_us(), is_news=is_news)
 
     def drop(self, key: str, question: _Question) -> None:
         """Drop a question that failed. Takes no lock either."""
-        if self._asked.get(key) is question:
-            self._asked.pop(key, None)
+        if self._by_key.get(key) is question:
+            self._by_key.pop(key, None)
 
     def watch(self, key: str) -> Watch:
         """The watch that all calls waiting at the key share; it lives as long as one of them waits."""
@@ -713,18 +713,18 @@ class _Questions:
     def hear(self, key: str, question: _Question) -> None:
         """Pass the answer to a question on to the calls that wait at the key."""
         # The answer to a forgotten question may be from before the change.
-        if question.answer is not None and self._asked.get(key) is question:
+        if question.answer is not None and self._by_key.get(key) is question:
             watch = self._watches.get(key)
             if watch is not None:
                 watch.hear(question.queue, question.answer, question.asked_us)
 
     def _put(self, key: str, queue: LeakyQueue, now_us: int) -> _Question:
         if not 0 <= now_us - self._swept_us <= FRESH_US:
-            for other, question in self._asked.copy().items():
+            for other, question in self._by_key.copy().items():
                 if not question.serves(now_us):
-                    self._asked.pop(other, None)
+                    self._by_key.pop(other, None)
             self._swept_us = now_us
-        question = self._asked[key] = _Question(queue, now_us)
+        question = self._by_key[key] = _Question(queue, now_us)
         return question
 
 
@@ -771,7 +771,7 @@ class KeyStatus:
                 if question.is_open:
                     question = self._questions.anew(key, self._queue)
                     break
-            if (key_state := question.told()) is not None:
+            if (key_state := question.key_state()) is not None:
                 return self._clock.now_us(), key_state
         try:
             now_us, question.answer = await self._answered(driver, key, question.asked_us)

@@ -155,7 +155,7 @@ class Composite(Algorithm[States]):
         ]
         wait = self.earliest(state, now, 1, skew) - now
         binding = self._admitting(seen) if wait == 0 else self._denying(seen)
-        return self._told(seen[binding], binding, allowed=wait == 0, retry_after_us=wait)
+        return self._with_name(seen[binding], binding, allowed=wait == 0, retry_after_us=wait)
 
     def forecast(self, state: States | None, now: int, cost: int, skew: int = 0) -> Forecast:
         states = state or self._cold
@@ -259,7 +259,7 @@ class Composite(Algorithm[States]):
         waits = [decision.retry_after_us for decision in seen]
         return waits.index(self._binds(waits))
 
-    def _told(self, decision: Decision, binding: int, **changes: Any) -> Decision:
+    def _with_name(self, decision: Decision, binding: int, **changes: Any) -> Decision:
         return named(self.names[binding], decision, None)._replace(**changes)
 
     def _charged(
@@ -295,7 +295,7 @@ class Composite(Algorithm[States]):
         ]
         wait = self.earliest(state, now, cost, skew) - now
         binding = self._denying(seen)
-        return state, self._told(seen[binding], binding, retry_after_us=wait), 0, False
+        return state, self._with_name(seen[binding], binding, retry_after_us=wait), 0, False
 
     def _settled(
         self, how: str, state: States | None, now: int, cost: int, receipts: Sequence[Receipt], skew: int

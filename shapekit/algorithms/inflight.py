@@ -201,7 +201,7 @@ class Concurrency(Value):
         self, state: Room | None, now: int, owner: int, skew: int = 0
     ) -> Stepped[Room | None, PermitAnswer]:
         """Return which of the owner's calls hold a permit by now."""
-        return self._told(state, self._settled(state, now), now, owner)
+        return self._answer(state, self._settled(state, now), now, owner)
 
     def leave(
         self, state: Room | None, now: int, owner: int, number: int, skew: int = 0
@@ -209,7 +209,7 @@ class Concurrency(Value):
         """Give back a permit or a place in line; too late or again, it does nothing. Returns as `watch`."""
         time, owners, permits, line = self._settled(state, now)
         room = (time, owners, without(permits, owner, number), without(line, owner, number))
-        return self._told(state, self._filled(room), now, owner)
+        return self._answer(state, self._filled(room), now, owner)
 
     def keep(
         self, state: Room | None, now: int, owner: int, upto: int, numbers: Iterable[int], skew: int = 0
@@ -222,7 +222,7 @@ class Concurrency(Value):
         if _came_with(owners, owner):
             owners = self._renewed(owners, owner, time, 0)
         room = (time, owners, only(permits, owner, upto, alive), only(line, owner, upto, alive))
-        return self._told(state, self._filled(room), now, owner)
+        return self._answer(state, self._filled(room), now, owner)
 
     # looking
 
@@ -297,7 +297,7 @@ class Concurrency(Value):
                 return (*owners[:at], (owner, max(ends, until), came_with), *owners[at + 1 :])
         return (*owners, (owner, until, number))
 
-    def _told(
+    def _answer(
         self, before: Room | None, after: Room, now: int, owner: int
     ) -> Stepped[Room | None, PermitAnswer]:
         """The answer for an owner that took nothing. The state is stored only if permits or line changed."""

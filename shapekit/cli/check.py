@@ -44,7 +44,7 @@ def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
     lines = [*_rates(queue), *(limit_words(gate) for gate in queue.gates)]
     if queue.headroom:
         lines.append(f"shapes {float(100 * queue.headroom):.4g} % below the stated rates")
-    return [*lines, _waiting(queue, max_wait_us), *_whose(policy)]
+    return [*lines, _waiting(queue, max_wait_us), *_key_text(policy)]
 
 
 def _rates(queue: LeakyQueue) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _waiting(queue: LeakyQueue, max_wait_us: int | None) -> str:
     return "a call waits as long as it takes"
 
 
-def _whose(policy: Policy) -> Iterator[str]:
+def _key_text(policy: Policy) -> Iterator[str]:
     if policy.permits is not None:
         yield f"at most {counted(policy.permits.limit.limit, 'call')} in flight at once"
     if isinstance(policy.key, KeyTemplate):

@@ -242,7 +242,7 @@ def set_(
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
         before, _ = run(changed, opened, policy, placed(override))
-    text = f"{_whose(policy, override.key)}: {override.words}{_ends(override)}"
+    text = f"{_shown(policy, override.key)}: {override.words}{_ends(override)}"
     for old in before:
         if old.key == override.key and old.words != override.words:
             text += f", instead of {old.words}{_ends(old)}"
@@ -270,7 +270,7 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
     if as_json:
         print_json([_plain(policy, one) for one in gone])
     for one in gone if not as_json else ():
-        click.echo(printable(f"{_whose(policy, one.key)}: {one.words} is removed"))
+        click.echo(printable(f"{_shown(policy, one.key)}: {one.words} is removed"))
 
 
 @click.command()
@@ -352,7 +352,7 @@ def _say_changes(as_json: bool, changes: Mapping[str, Mapping[str | None, Any]],
         return
     for name, key, old, new in rows:
         before, after = (text or "as in the code" for text in _words_of(old, new))
-        click.echo(printable(f"{_whose(name, key)}: {before} → {after}"))
+        click.echo(printable(f"{_shown(name, key)}: {before} → {after}"))
     if not rows:
         click.echo("nothing changes")
     elif dry_run:
@@ -553,7 +553,7 @@ def _check(store: Any, policy: str, override: Override) -> None:
         click.echo(f"shapekit: the store knows no concurrency= of {policy!r} yet", err=True)
 
 
-def _whose(policy: str, key: str | None) -> str:
+def _shown(policy: str, key: str | None) -> str:
     return f"{policy}, key {key}" if key else policy
 
 

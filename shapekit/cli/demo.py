@@ -263,7 +263,7 @@ def demo(seconds: float, as_json: bool) -> None:
     """
     if as_json:
         runs = _both(seconds, lambda logs: None)
-        figures = {name: _told(log) for name, log in zip(("unshaped", "shaped"), runs, strict=True)}
+        figures = {name: _plain(log) for name, log in zip(("unshaped", "shaped"), runs, strict=True)}
         settings = {"limit_per_second": LIMIT, "penalty_s": PENALTY_S, "seconds": seconds, "workers": WORKERS}
         print_json({**settings, "threads": THREADS, "rate": RATE, "headroom": HEADROOM, **figures})
         return
@@ -301,7 +301,7 @@ def _cells(seen: Figures, seconds: float) -> tuple[str, ...]:
     return f"{seen.answered}", wasted, lost, f"{seen.median_wait_s:.2f} s", f"{seen.longest_wait_s:.2f} s"
 
 
-def _told(log: Log) -> dict[str, object]:
+def _plain(log: Log) -> dict[str, object]:
     answered, refused = zip(*log.columns(), strict=True)
     return {**log.figures()._asdict(), "per_100_ms": {"answered": answered, "refused": refused}}
 

@@ -52,7 +52,7 @@ _LATEST_S = 2**32
 class Arrivals(NamedTuple):
     """Instants in ascending order, and the span of time that they are from."""
 
-    told: str
+    text: str
     instants_us: list[int]
     start_us: int
     length_us: int
@@ -488,7 +488,7 @@ def figure(race: Race) -> Figure:
         row.grid(axis="y", alpha=0.3)
         row.tick_params(axis="x", length=0)
         total.plot(edges, [0, *accumulate(left)], color=colour, linestyle=style, linewidth=2, label=run.name)
-    drawn.suptitle(f"arrivals {race.arrivals.told}, and when the calls leave")
+    drawn.suptitle(f"arrivals {race.arrivals.text}, and when the calls leave")
     total.set_ylabel("calls that have left")
     total.set_xlabel(f"time since the start ({unit})")
     total.set_xlim(0, edges[-1])
@@ -596,7 +596,7 @@ def simulate(
 def _print(race: Race) -> None:
     page = console()
     calls, length = counted(len(race.arrivals.instants_us), "call"), span_words(race.arrivals.length_us)
-    page.print(f"{calls} in {length}: {race.arrivals.told}\n")
+    page.print(f"{calls} in {length}: {race.arrivals.text}\n")
     for line in sketch(race, page.width - 14, plain=page.options.ascii_only):
         page.print(line)
     worst = [f"most in\n{span_words(window)}" for window in race.windows_us]

@@ -210,7 +210,7 @@ class Feedback:
                 hold_s=hold_s if hold_s >= _LEAST_HOLD_S else 0.0, scope=None, exhausted=True
             )
         place = (key, hint.scope)
-        hold_s = self._within(_told(answer, hint))
+        hold_s = self._within(_wait_s(answer, hint))
         if hold_s > 0:
             self._incidents.hinted(place, hold_s, received_at)
         elif status == REFUSED:
@@ -224,7 +224,7 @@ class Feedback:
     def stated(self, status: int, headers: Headers, received_at: float) -> float:
         """The hold that an answer asks for itself; 0 if none."""
         answer = heard(status, picked(headers, self._wanted), received_at)
-        return self._within(_told(answer, self._parsed(answer)[0]))
+        return self._within(_wait_s(answer, self._parsed(answer)[0]))
 
     def says_more(self, status: int, headers: Headers, received_at: float, body: object) -> bool:
         """Whether a body, read later than the headers, adds something to what they said."""
@@ -301,7 +301,7 @@ def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
     return (DIALECTS[name]._replace(marks=()),)
 
 
-def _told(answer: Answer, hint: ServerHint) -> float:
+def _wait_s(answer: Answer, hint: ServerHint) -> float:
     """The wait that the answer itself asks for; 0 if none."""
     waits_s = [hint.hold_s]
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):

@@ -195,7 +195,7 @@ class LLMBudget:
         )
         self._estimate: TokenUsage | Callable[..., Any] | None = None
         if estimate is not None:
-            self._estimate = estimate if callable(estimate) else self._told("estimate", estimate)
+            self._estimate = estimate if callable(estimate) else self._tokens("estimate", estimate)
         gates_of_all = [
             gate for budget_limit in budget_limits for gate in budget_limit.policy.shaper.core.queue.gates
         ]
@@ -284,7 +284,7 @@ class LLMBudget:
         return await self._quotas(TASKS, key)
 
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
-        call_key, used = self._whose(key), list[QuotaUsage]()
+        call_key, used = self._call_key(key), list[QuotaUsage]()
         for budget_limit in self._books.budget_limits:
             if budget_limit.currency is None:
                 used += await driver.ask(
@@ -301,7 +301,7 @@ class LLMBudget:
         return await self._spending(TASKS, key)
 
     async def _spending(self, driver: Driver, key: str | None) -> list[Spending]:
-        call_key, found = self._whose(key), list[Spending]()
+        call_key, found = self._call_key(key), list[Spending]()
         for budget_limit in self._books.budget_limits:
             if budget_limit.currency is not None:
                 ask = Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas)
@@ -341,7 +341,7 @@ class LLMBudget:
         self, asked: Asked | None, key: str | None, model: str | None
     ) -> tuple[str, TokenUsage, Price | None, Learn]:
         """The key of a call, what it reserves, its price, and the function that learns from its usage."""
-        call_key = self._whose(key, asked)
+        call_key = self._call_key(key, asked)
         if model is None and isinstance(asked, Mapping):
             model = asked.get("model")
         price = None if self._prices is None else self._prices.of(model)
@@ -353,7 +353,7 @@ class LLMBudget:
     ) -> tuple[TokenUsage, Learn]:
         """What a call reserves, and the function that learns from its usage."""
         if asked is not None and not isinstance(asked, Mapping):
-            return self._told("asked", asked), None
+            return self._tokens("asked", asked), None
         estimate = self._estimate
         if isinstance(estimate, TokenUsage):
             return estimate, None
@@ -361,7 +361,7 @@ class LLMBudget:
             fix = "pass a number of tokens, or the call's arguments"
             raise ConfigError("asked", asked, "is missing, and the estimate depends on it", fix)
         if estimate is not None:
-            return self._told("estimate", estimate(**asked)), None
+            return self._tokens("estimate", estimate(**asked)), None
         usage = estimated(asked, self._count)
         if self._learning is None:
             return usage, None
@@ -371,10 +371,10 @@ class LLMBudget:
         fits = self._books.fits(usage, price, call_key) and self._books.fits(learned, price, call_key)
         return learned if fits else usage, partial(self._learning.learn, like, usage)
 
-    def _told(self, field: str, value: Any) -> TokenUsage:
+    def _tokens(self, field: str, value: Any) -> TokenUsage:
         return told_tokens(field, value, self._books.budget_limits)
 
-    def _whose(self, key: str | None, asked: Asked | None = None) -> str:
+    def _call_key(self, key: str | None, asked: Asked | None = None) -> str:
         return text_of(self._key_of(asked) if key is None else key)
 
     def _key_of(self, asked: Asked | None) -> str:

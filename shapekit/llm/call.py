@@ -160,7 +160,7 @@ class _PendingWait:
         naps = [pause for pause in (nap_us, self.left_us(), self.timeout_left_us()) if pause is not None]
         return self._clock.now_us() + min(naps) if naps else None
 
-    def told(self, error: RateLimitedError) -> RateLimitedError:
+    def restated(self, error: RateLimitedError) -> RateLimitedError:
         """The refusal, with the whole wait as its delay."""
         if not isinstance(error, QueueFullError) or self._max_wait_us is None:
             return error
@@ -337,12 +337,12 @@ class _Asking:
             # The question was for a near slot; a call that asks again is admitted earlier than that says.
             error.decision = error.decision._replace(retry_after_us=delay_us - left_us)
             error.args = (error.decision, *error.args[1:])
-            raise self._told(charge, error)
+            raise self._restated(charge, error)
         if left_us is None and refused.decision.binding is not None:
             # A quota is spent: asked without a bound, it says until when.
             spent = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, None)
             if not spent:
-                raise self._told(charge, refusal(spent, None))
+                raise self._restated(charge, refusal(spent, None))
             self._taken[place] = spent
             await self.give_back()
             self._is_refused = False  # something was given back meanwhile
@@ -389,7 +389,7 @@ class _Asking:
         try:
             waited_us = await waiter.wait(self.driver, self._taken[place], left_us, gives_up_us)
         except RateLimitedError as error:
-            restated = self.pending.told(error)
+            restated = self.pending.restated(error)
             if restated is error:
                 raise
             raise restated.with_traceback(error.__traceback__) from error.__cause__
@@ -411,12 +411,12 @@ class _Asking:
                 reservation.core.reporter.cancelled(reservation, is_returned=is_returned)
         return had_some
 
-    def _told(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:
+    def _restated(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:
         waited = self.pending.waited_us > 0
         if charge.unit is not None and isinstance(error, QuotaExhaustedError):
             error = QuotaExhaustedError(error.decision, error.key, error.policy, charge.unit, DIGITS)
         charge.core.reporter.refused(charge.key, charge.cost, error, waited=waited)
-        return self.pending.told(error)
+        return self.pending.restated(error)
 
 
 Learn: TypeAlias = Callable[[TokenUsage], None] | None
@@ -500,7 +500,7 @@ class LLMCall:
     """
 
     __slots__ = (
-        *("_asked", "_books", "_delay_us", "_entered", "_is_settled", "_learn_from", "_price", "_waits"),
+        *("_arguments", "_books", "_delay_us", "_entered", "_is_settled", "_learn_from", "_price", "_waits"),
         *("key", "reserved"),
     )
 
@@ -520,7 +520,7 @@ class LLMCall:
         """The tokens that were reserved."""
         self._books = books
         self._waits = waits
-        self._asked = asked
+        self._arguments = asked
         self._price = price
         self._learn_from = learn_from
         self._entered: list[Admission] = []
@@ -553,8 +553,8 @@ class LLMCall:
             return None
         self._learn_from = None  # our own count cannot improve the estimates
         given = self.reserved.input
-        if not given and self._asked is not None:
-            given = estimated(self._asked, self._books.count_tokens).input
+        if not given and self._arguments is not None:
+            given = estimated(self._arguments, self._books.count_tokens).input
         usage = heard.seen(given, self._books.count_tokens)
         return usage if usage is not None and usage.input else None
 
@@ -632,7 +632,7 @@ class LLMCall:
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
-        hint = self._heard(response)
+        hint = self._hint(response)
         if hint is not None and hint.hold_s > 0:
             for admission in self._held():
                 core = admission.policy.shaper.core
@@ -684,7 +684,7 @@ class LLMCall:
                 return self._entered[: len(self._books.budget_limits)]
         return []
 
-    def _heard(self, response: Any) -> ServerHint | None:
+    def _hint(self, response: Any) -> ServerHint | None:
         self._check_entered()
         now = self._books.clock.wall_us() / SECOND_US
         # A refusal belongs to the incident of the key that is held.

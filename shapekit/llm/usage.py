@@ -97,7 +97,7 @@ def usage_of(answer: Any) -> TokenUsage | None:
     60
     """
     usage = _field(answer, "usage")
-    return _from(_told(answer if usage is None else usage, answer))
+    return _from(_counts(answer if usage is None else usage, answer))
 
 
 class StreamUsage:
@@ -129,8 +129,8 @@ class StreamUsage:
     def _hear(self, item: Any) -> bool:
         usage = _field(item, "usage") or _field(_field(item, "x_groq"), "usage")
         for part in (_field(item, "message"), _field(item, "response")):
-            self._fields |= _told(_field(part, "usage"))
-        fields = _told(usage, item)
+            self._fields |= _counts(_field(part, "usage"))
+        fields = _counts(usage, item)
         self._fields |= fields
         self._is_whole = self._is_whole or bool(fields)
         texts = [*_new_texts(item)]
@@ -180,7 +180,7 @@ def _field(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _told(usage: Any, answer: Any = None) -> dict[str, int]:
+def _counts(usage: Any, answer: Any = None) -> dict[str, int]:
     """The counts in a usage, and in the answer of Gemini that it may be beside."""
     places: list[tuple[Any, Mapping[str, str]]] = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
     places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]

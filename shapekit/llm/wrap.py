@@ -31,7 +31,7 @@ class _Listened:
         self._inner = inner
         self._call = call
         self._items = Twin(partial(next, inner, _END), partial(anext, inner, _END))
-        self._heard = StreamUsage()
+        self._stream_usage = StreamUsage()
         self._settled: TokenUsage | None = None
         self._is_first = True
         self._is_over = False
@@ -55,8 +55,8 @@ class _Listened:
         self._is_first = False
         if item is not _END:
             with log_errors(self._call):
-                self._heard.hear(item)
-        usage = self._heard.usage if item is _END or self._heard.is_final else None
+                self._stream_usage.hear(item)
+        usage = self._stream_usage.usage if item is _END or self._stream_usage.is_final else None
         if usage is not None and usage != self._settled:
             self._settled = usage
             await settle(driver, self._call, usage)
@@ -73,13 +73,13 @@ class _Listened:
             return
         is_over, self._is_over = self._is_over, True
         if not is_over and self._settled is None:
-            await settle_seen(driver, self._call, self._heard)
+            await settle_seen(driver, self._call, self._stream_usage)
 
     def _leave(self) -> None:
         """`_abort` for a finalizer, which may run at any point: the background thread settles."""
         is_over, self._is_over = self._is_over, True
         if not is_over and self._settled is None:
-            process.in_background(run, settle_seen, self._call, self._heard)
+            process.in_background(run, settle_seen, self._call, self._stream_usage)
 
     async def end(self, driver: Driver) -> Any:
         """Close the inner stream, with `aclose` or `close`."""

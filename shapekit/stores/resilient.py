@@ -423,7 +423,7 @@ class ResilientStore(Store):
     awrite_overrides = of_its("primary", Store.awrite_overrides)
 
     def read_overrides(self, name: str) -> Stored:
-        return self._asked_whole(self.primary.read_overrides, name)
+        return self._through_whole(self.primary.read_overrides, name)
 
     async def aread_overrides(self, name: str) -> Stored:
         ask = Twin(self.primary.read_overrides, self.primary.aread_overrides)
@@ -444,16 +444,16 @@ class ResilientStore(Store):
             guard.outage.local.reset(name, program, key)
 
     def reset_all(self, prefix: str = "") -> int:
-        count = self._asked_whole(self.primary.reset_all, prefix)
+        count = self._through_whole(self.primary.reset_all, prefix)
         for guard in self._all():
             if guard.outage.local is not None:
                 guard.outage.local.reset_all(prefix)
         return count
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        return self._asked_whole(self.primary.keys, prefix)
+        return self._through_whole(self.primary.keys, prefix)
 
-    def _asked_whole(self, call: Callable[[str], T], text: str) -> T:
+    def _through_whole(self, call: Callable[[str], T], text: str) -> T:
         ask: Any = call
         answer: T = run(self._of_whole(Twin(ask, ask)), text)
         return answer
@@ -667,9 +667,9 @@ _MOST_OVERDUE = 32
 """How many calls may still hang after they were given up; beyond that, no call asks until some end."""
 
 
-_Told: TypeAlias = "SimpleQueue[tuple[Any, BaseException | None]]"
+_Outbox: TypeAlias = "SimpleQueue[tuple[Any, BaseException | None]]"
 """The queue for the answer of a call, or its error."""
-_Job: TypeAlias = "tuple[Callable[[], Any], _Told]"
+_Job: TypeAlias = "tuple[Callable[[], Any], _Outbox]"
 _Inbox: TypeAlias = "SimpleQueue[_Job | None]"
 
 
@@ -685,13 +685,13 @@ class Deadline:
     def begin(self) -> None:
         """Start without threads: at first, and in a forked child, since they are its parent's."""
         self._idle: deque[_Inbox] = deque()
-        self._overdue: set[_Told] = set()
+        self._overdue: set[_Outbox] = set()
 
     def call(self, call: Callable[..., Any], *args: Any) -> Any:
         """The answer of `call`, or StoreUnavailableError if it takes too long."""
         if len(self._overdue) >= _MOST_OVERDUE:
             raise StoreUnavailableError(f"{len(self._overdue)} calls to the store still hang")
-        outbox: _Told = SimpleQueue()
+        outbox: _Outbox = SimpleQueue()
         try:
             inbox = self._idle.pop()
         except IndexError:

@@ -192,7 +192,7 @@ class SharedFile:
                 self._starve("another thread")
             return self._transacted(work)
         except BaseException as error:
-            translated = self._told(error)
+            translated = self._translated(error)
             if translated is None:
                 raise
             raise translated from error
@@ -349,7 +349,7 @@ class SharedFile:
         self._connections.clear()
         self._lock.close()
 
-    def _told(self, error: BaseException) -> StoreUnavailableError | None:
+    def _translated(self, error: BaseException) -> StoreUnavailableError | None:
         """The StoreUnavailableError for trouble with the file; None for any other error."""
         if not self._connections and (isinstance(error, sqlite3.ProgrammingError) or is_misfit(error)):
             return StoreUnavailableError(

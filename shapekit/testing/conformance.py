@@ -434,7 +434,7 @@ def two_see_one_state(one: Store, other: Store) -> None:
 async def many_agree(driver: Driver, store: Store) -> None:
     """Each of many keys, also one that comes twice, is answered in turn as by the pure program."""
     for kind, trials in GROUPS.items():
-        program, (operation, args) = trials()[0].program, _asked(kind)
+        program, (operation, args) = trials()[0].program, _operation_of(kind)
         bound = f"many-{kind}", program, operation
         ask = Twin(store.bind_many(*bound), store.abind_many(*bound))
         now = store.clock.now_us()
@@ -449,7 +449,7 @@ async def many_agree(driver: Driver, store: Store) -> None:
                     raise AssertionError(problem)
 
 
-def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
+def _operation_of(kind: str) -> tuple[Operation, tuple[Any, ...]]:
     if kind == "concurrency":
         return ENTER, (1, 77, 1)
     return (RESERVE, ((1, SECOND_US, 77),)) if kind.endswith("_queue") else (CHECK, (1,))

@@ -311,12 +311,14 @@ async def check_identity(
                 try:
                     await bench.replay(driver, timeline)
                 except Disagreement as found:
-                    raise AssertionError(await _told(driver, make_store, timeline, at_us, found)) from None
+                    raise AssertionError(
+                        await _explained(driver, make_store, timeline, at_us, found)
+                    ) from None
         finally:
             await bench.close(driver)
 
 
-async def _told(
+async def _explained(
     driver: Driver, make_store: NewStore, timeline: Timeline, at_us: int, found: Disagreement
 ) -> str:
     alone = await _disagreement(driver, make_store, timeline, at_us)

@@ -230,7 +230,7 @@ def until(condition):
 
 
 def sharers(confirmations):
-    question = confirmations._questions._asked.get("key")
+    question = confirmations._questions._by_key.get("key")
     return -1 if question is None else len(question._alarms)
 
 
@@ -318,7 +318,7 @@ def test_keys_that_come_and_go_are_forgotten(wired):
     for number in range(5_000):
         run(confirmations.ask, f"key {number}")
         confirmations._clock.advance(0.001)
-        most = max(most, len(confirmations._questions._asked))
+        most = max(most, len(confirmations._questions._by_key))
     assert wire.asked == 5_000
     assert most <= 2 * FRESH_US / 1_000 + 2
 

@@ -31,7 +31,7 @@ changed since it was charged.
 _JITTER_US = SECOND_US
 """Civil time is measured anew at each decision, and may be ahead by a little more or less."""
 
-_Asked: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]], Algorithm[Any] | None]
+_Inlined: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]], Algorithm[Any] | None]
 """What each departure needs of an algorithm: whether it is aligned, its `earliest` and `charge`, and the
 algorithm itself if it can be spent.
 """
@@ -41,7 +41,7 @@ class Constraints(Value):
     """The algorithms of further rates, then those of gates; their states are a tuple in that order."""
 
     fields = ("algorithms", "spans")
-    __slots__ = (*fields, "_asked", "civil", "cold", "save_nothing")
+    __slots__ = (*fields, "_inlined", "civil", "cold", "save_nothing")
 
     algorithms: tuple[Algorithm[Any], ...]
     spans: tuple[int, ...]
@@ -50,7 +50,7 @@ class Constraints(Value):
     cold: tuple[None, ...]
     save_nothing: bool
     """Whether no algorithm saves up for a burst in a hold: windows and quotas do not, meters do."""
-    _asked: tuple[_Asked, ...]
+    _inlined: tuple[_Inlined, ...]
 
     def __init__(self, rates: Sequence[Rate], part: Fraction, gates: Sequence[Algorithm[Any]]) -> None:
         for algorithm in gates:
@@ -67,7 +67,7 @@ class Constraints(Value):
             civil=any(algorithm.civil for algorithm in algorithms),
             cold=(None,) * len(algorithms),
             save_nothing=all(one.aligned or isinstance(one, Window | Quota) for one in algorithms),
-            _asked=tuple([_asked(algorithm) for algorithm in algorithms]),
+            _inlined=tuple([_inlined(algorithm) for algorithm in algorithms]),
         )
 
     def max_cost(self, otherwise: int) -> int:
@@ -82,7 +82,7 @@ class Constraints(Value):
         while True:
             later = due
             # `timeline` is written out here: this is the path of every call.
-            for (aligned, earliest, _, limit), before in zip(self._asked, states):  # noqa: B905 - for speed
+            for (aligned, earliest, _, limit), before in zip(self._inlined, states):  # noqa: B905 - for speed
                 real, civil = (shift, skew) if aligned else (0, shift + skew)
                 if limit is not None and told is None and limit.spent(before, later + real, cost, civil):
                     denial = limit.check(before, later + real, cost, civil).decision
@@ -113,7 +113,7 @@ class Constraints(Value):
         after: list[Any] = []
         receipts: list[Receipt] = []
         life = 0
-        for (aligned, _, charge, _), before in zip(self._asked, states):  # noqa: B905 - for speed
+        for (aligned, _, charge, _), before in zip(self._inlined, states):  # noqa: B905 - for speed
             if aligned:
                 state, decision, lives, _ = charge(before, now, due + shift, cost, skew)
             else:
@@ -398,7 +398,7 @@ class Constraints(Value):
             yield place if place < end else None
 
 
-def _asked(algorithm: Algorithm[Any]) -> _Asked:
+def _inlined(algorithm: Algorithm[Any]) -> _Inlined:
     can_be_spent = type(algorithm).spent is not Algorithm.spent
     return algorithm.aligned, algorithm.earliest, algorithm.charge, algorithm if can_be_spent else None
 

@@ -488,7 +488,7 @@ class Link:
         try:
             if self._kept is not None:
                 return self._kept.exchange(packed(command))
-            return run(self._map.routed if self.is_cluster else self._said, command)
+            return run(self._map.routed if self.is_cluster else self._reply, command)
         except _FAILURES as error:
             raise unavailable(error) from error
 
@@ -497,7 +497,7 @@ class Link:
             if self._kept is not None:
                 return await self._kept.exchange(packed(command))
             if not self.is_cluster:
-                return await self._said(TASKS, command)
+                return await self._reply(TASKS, command)
             await self._client.initialize()
             return await self._map.routed(TASKS, command)
         except _FAILURES as error:
@@ -520,7 +520,7 @@ class Link:
         """The server of the cluster that has this key, if it is known."""
         return self._map.server_of(key) if self.is_cluster else None
 
-    async def _said(self, driver: Driver, command: tuple[Any, ...]) -> Any:
+    async def _reply(self, driver: Driver, command: tuple[Any, ...]) -> Any:
         pool = self._client.connection_pool
         try:
             reply = await driver.ask(_EXCHANGE, pool, packed(command))

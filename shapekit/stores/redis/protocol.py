@@ -482,7 +482,7 @@ class RedisProgram:
     def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock | None) -> Conversation:
         """Read the overrides of a name. This clock tells which have ended; without one, the server's."""
         place = keyspace.of_settings(settings.name)
-        version, text = yield from _said(("HMGET", place, "version", "told"))
+        version, text = yield from _reply_to(("HMGET", place, "version", "told"))
         wall_us = 0 if clock is None else clock.wall_us()
         if clock is None and text:
             wall_us = yield from server_us(place)
@@ -493,7 +493,9 @@ class RedisProgram:
     def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
         """Replace the overrides of a name if they are the `known` ones; returns whether they were."""
         values = known.version, str(process.fresh_id()), text
-        return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *values))))
+        return bool(
+            (yield from _reply_to(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *values)))
+        )
 
     def trips_for(
         self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
@@ -540,12 +542,12 @@ class RedisProgram:
 
     def forget(self, key: Key) -> Conversation:
         """Make the key cold."""
-        yield from _said(("DEL", *self.keys_of(key)))
+        yield from _reply_to(("DEL", *self.keys_of(key)))
 
     def _introduce(self, writer_tag: int = 0) -> Conversation:
         """Write the descriptions, for other programs and `shapekit top`; read the one with tag `asked`."""
         command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, writer_tag, *self._introduction)
-        text = yield from _said(command)
+        text = yield from _reply_to(command)
         self._introduced_at = time.monotonic()
         return None if text is None else plain_text(text)
 
@@ -669,11 +671,11 @@ def server_us(place: bytes) -> Conversation:
     """The time of the server that a key is on. The key is not passed as a key of the script, so the user need
     not have permission to change it.
     """
-    seconds, microseconds = yield from _said(("EVAL", _TIME, 0, place))
+    seconds, microseconds = yield from _reply_to(("EVAL", _TIME, 0, place))
     return int(seconds) * SECOND_US + int(microseconds)
 
 
-def _said(command: Command) -> Conversation:
+def _reply_to(command: Command) -> Conversation:
     reply = yield command
     return _checked(reply)
 

@@ -472,7 +472,7 @@ class RedisSurvey:
 
     def _seen(self, keys: Sequence[bytes]) -> Iterator[LiveKey]:
         places = [self._keyspace.place(key) for key in keys]
-        raws = self._asked([("GET", key) for key in keys])
+        raws = self._replies([("GET", key) for key in keys])
         tags = [tag_of(raw) for raw in raws]
         self._learn((place[0], tag) for place, tag in zip(places, tags, strict=True) if tag is not None)
         found = [
@@ -497,14 +497,14 @@ class RedisSurvey:
         """Read the descriptions of programs that are not known yet."""
         unknown = list({*writers} - self._programs.keys())
         commands = [("HGET", self._keyspace.of_programs(name), str(tag)) for name, tag in unknown]
-        for writer, text in zip(unknown, self._asked(commands), strict=True):
+        for writer, text in zip(unknown, self._replies(commands), strict=True):
             if isinstance(text, bytes):
                 try:
                     self._programs[writer] = revived(text.decode())
                 except (ConfigError, UnicodeDecodeError):
                     """Written by a later version of shapekit: shown as unknown."""
 
-    def _asked(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _replies(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The replies to the commands of one trip, as bytes; an error if a value is of another type."""
         if not commands:
             return []

@@ -120,7 +120,7 @@ def test_holds_heard_of_are_bounded_and_end():
     assert known.find("k", target("/"), 10) == ()
     known.hear("k", "new", 20, 10)
     assert known.find("k", target("/"), 15) == ("new",)
-    assert len(known._heard) == 1
+    assert len(known._holds) == 1
 
 
 text = st.text(st.sampled_from("a%s=25cope:"), max_size=12)
