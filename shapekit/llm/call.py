@@ -220,8 +220,8 @@ class Line:
             self._begin()  # in a forked child: the waiting calls are the parent's
         freed = self._freed
         if asking.key not in self._places or asking.pending.left_us() == 0:
-            if await asking.ask(self._soon_us):
-                return await asking.leave(0)
+            if await asking.ask(self._soon_us) and await asking.leave(self._soon_us, 0):
+                return asking.slots, 0
             await asking.check()
         process.background_ready()
         asking.alarm = asking.driver.alarm()
@@ -230,8 +230,12 @@ class Line:
             if self._freed != freed:
                 # Units given back after the refusal, but before the call was in line, have woken no call.
                 asking.alarm.set()
-            await self._wait(asking)
-            return await asking.leave(asking.pending.waited_us)
+            while True:
+                await self._wait(asking)
+                line_us = asking.pending.waited_us
+                if await asking.leave(self._soon_us, line_us):
+                    return asking.slots, line_us
+                await asking.check()
         finally:
             if isinstance(sys.exception(), GeneratorExit):
                 # The collector may end the coroutine at any point, even where this thread holds the lock.
@@ -309,22 +313,28 @@ class _Asking:
         were taken now, it would have passed by then, and later calls would leave at the same instant.
         """
         for place in self._order:
-            charge, left_us = self.charges[place], self.pending.left_us()
-            bounds = [bound for bound in (soon_us, left_us) if bound is not None]
-            bound_us = min(bounds, default=None)
-            with charge.core.reporter.watching(charge.key):
-                taken = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, bound_us)
-            if not taken:
-                self._refused, self._is_refused = taken, True
-                self._order.remove(place)
-                self._order.insert(0, place)
-                await self.give_back()
+            if not await self._take(place, soon_us):
                 return False
-            self._taken[place] = taken
-            self._bounds_us[place] = left_us
             if soon_us is None:
                 await self._tell(place, self.pending.waited_us)
                 await self._wait_for(place)
+        return True
+
+    async def _take(self, place: int, soon_us: int | None) -> bool:
+        """Take the slot of one charge; if it is refused, give all slots back."""
+        charge, left_us = self.charges[place], self.pending.left_us()
+        bounds = [bound for bound in (soon_us, left_us) if bound is not None]
+        bound_us = min(bounds, default=None)
+        with charge.core.reporter.watching(charge.key):
+            taken = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, bound_us)
+        if not taken:
+            self._refused, self._is_refused = taken, True
+            self._order.remove(place)
+            self._order.insert(0, place)
+            await self.give_back()
+            return False
+        self._taken[place] = taken
+        self._bounds_us[place] = left_us
         return True
 
     async def check(self) -> None:
@@ -357,21 +367,39 @@ class _Asking:
         pause_us = delay_us - soon_us if delay_us > soon_us else delay_us
         return min(pause_us, max(LOOK_US, delay_us // 20))
 
-    async def leave(self, line_us: int) -> tuple[list[Reservation], int]:
-        """Wait until all slots have come, and report the departure: the call leaves with the last of them."""
+    async def leave(self, soon_us: int, line_us: int) -> bool:
+        """Wait until all slots have come, and report the departure: the call leaves with the last of them.
+
+        If a hold moves one, the windows have counted those that came before at an instant that is long past
+        when the call leaves. They are given back and taken anew; false if one is refused then.
+        """
+        came_us: dict[int, int] = {}
         due_us, has_waited = 0, line_us > 0
-        for place in range(len(self.charges)):
-            await self._tell(place, line_us)
-        for place in range(len(self.charges)):
-            delay_us, late_us = await self._wait_for(place)
-            has_waited |= delay_us > 0
-            due_us = max(due_us, self.pending.waited_us - late_us)
+        while len(came_us) < len(self.charges):
+            places = [place for place in range(len(self.charges)) if place not in came_us]
+            for place in places:
+                await self._tell(place, line_us)
+            for place in places:
+                delay_us, late_us = await self._wait_for(place)
+                has_waited |= delay_us > 0
+                came_us[place] = self.pending.waited_us - late_us
+            due_us = max(came_us.values())
+            for place in [place for place, at_us in came_us.items() if due_us - at_us > 2 * soon_us]:
+                del came_us[place]
+                await self._return(place)
+                if not await self._take(place, soon_us):
+                    return False
         if SWITCH.loud:
             waited_us = self.pending.waited_us
             waits_us = (waited_us, waited_us - due_us) if has_waited else (0, 0)
             for charge in self.charges:
                 charge.core.reporter.departed(charge.key, charge.cost, *waits_us)
-        return [self._taken[place] for place in range(len(self.charges))], line_us
+        return True
+
+    @property
+    def slots(self) -> list[Reservation]:
+        """The slots that were taken, in the order of the charges."""
+        return [self._taken[place] for place in range(len(self.charges))]
 
     async def _tell(self, place: int, line_us: int) -> None:
         """Report a slot to listeners, unless that was done."""
@@ -400,16 +428,19 @@ class _Asking:
         """Give back all slots that were taken; returns whether there were any."""
         had_some = bool(self._taken)
         while self._taken:
-            *_, (place, reservation) = self._taken.items()
-            is_returned = False
-            with suppress(StoreUnavailableError):
-                is_returned = await reservation.core.give_back(self.driver, reservation)
-            # After the await: a call that is cancelled there gives the slot back twice, which is harmless.
-            self._taken.pop(place, None)
-            if place in self._unended:
-                self._unended.discard(place)
-                reservation.core.reporter.cancelled(reservation, is_returned=is_returned)
+            *_, place = self._taken
+            await self._return(place)
         return had_some
+
+    async def _return(self, place: int) -> None:
+        reservation, is_returned = self._taken[place], False
+        with suppress(StoreUnavailableError):
+            is_returned = await reservation.core.give_back(self.driver, reservation)
+        # After the await: a call that is cancelled there gives the slot back twice, which is harmless.
+        self._taken.pop(place, None)
+        if place in self._unended:
+            self._unended.discard(place)
+            reservation.core.reporter.cancelled(reservation, is_returned=is_returned)
 
     def _restated(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:
         waited = self.pending.waited_us > 0

@@ -258,3 +258,30 @@ def test_a_large_call_is_not_overtaken_for_ever_by_another_process(clock, limits
 
     anyio.run(main)
     assert left[0] <= 3 * MINUTE_S
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_tokens_of_a_call_that_a_hold_moves_count_when_it_leaves(has_room):
+    """They were taken with its slot, before the hold. Where others have taken the rest, it asks anew."""
+    clock = ManualClock(autojump=True)
+    budget = LLMBudget(requests="60/min", tokens="1000/min", clock=clock)
+    left = Calls(budget, clock)
+
+    async def hold():
+        await clock.asleep(0.9, AsyncAlarm())
+        for policy in budget.policies.values():
+            policy.shaper.hold(50)
+        if not has_room:
+            await clock.asleep(49, AsyncAlarm())
+            budget.policies["tokens"].shaper.reserve(cost=900)
+
+    async def run():
+        async with anyio.create_task_group() as tasks:
+            for at_s, tokens in ((0, 100), (0.1, 500), (62, 600)):
+                tasks.start_soon(left.one, at_s, tokens, tokens, 0)
+            tasks.start_soon(hold)
+
+    anyio.run(run)
+    assert len(left.left) == 3
+    assert worst_window(left.left) <= 1000
+    assert (left.left[1][0] < 52) == has_room
