@@ -50,6 +50,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
+    TASKS,
     Alarm,
     AsyncAlarm,
     Driver,
@@ -506,6 +507,10 @@ class Sleepers:
         """Start without sleepers: when made, and in a forked child, which lacks its parent's threads."""
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
+        self.takers: dict[object, Driver] = {}
+        """The slots that waiting calls have taken, until they are given back or used; and the permits, by
+        `id()`, since a finalizer gives back one that an interrupted call has dropped.
+        """
 
     def sleep(self, until_us: int) -> None:
         """Block this thread until the clock reaches `until_us`."""
@@ -586,6 +591,16 @@ class Sleepers:
         for alarm in list(self._alarms):
             alarm.set()
 
+    async def given_back(self, driver: Driver) -> None:
+        """Wait until the calls that `close` has woken have given back what they took.
+
+        Tasks can do so only while this task awaits, so a thread waits for other threads alone.
+        """
+        for _ in range(_GIVEN_BACK_MS):
+            if not any(driver is TASKS or taker is driver for taker in list(self.takers.values())):
+                return
+            await driver.wait(driver.alarm(), 0.001)
+
     def store_closed(self) -> None:
         """`close`, because the store was closed: the errors then name the store."""
         if not self.is_closed:
@@ -609,6 +624,11 @@ class Sleepers:
 
 
 _SLEEPERS = process.begin_anew(Sleepers.begin)
+
+_GIVEN_BACK_MS = 1_000
+"""How long `close` waits at most for calls to give back what they took: a lost store has longer timeouts, and
+a call that was thrown away gives back nothing.
+"""
 
 _ENOUGH = 2
 """How many trips are needed to know how long a quick one takes: the first ones connect and load scripts."""

@@ -326,7 +326,7 @@ class Policy:
         return len(before) > len(after)
 
     def close(self) -> None:
-        """Wake all waiting calls; close the store if this policy made it: then they give back no slots."""
+        """Wake all waiting calls; close the store if this policy made it."""
         self.shaper.close()
 
     async def aclose(self) -> None:

@@ -341,10 +341,7 @@ class Shaper:
         return self.core.reporter.listeners.add(listener)
 
     def close(self) -> None:
-        """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it.
-
-        Of a store that is closed, waiting calls give back no slots.
-        """
+        """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it."""
         run(self.core.close, self._owned)
 
     async def aclose(self) -> None:
@@ -803,6 +800,7 @@ class Core:
     async def close(self, driver: Driver, store: Store | None) -> None:
         """Wake all waiting calls, give back prefetched slots, and close the store if one is given."""
         self.sleepers.close()
+        await driver.shielded(partial(self.sleepers.given_back, driver))
         if self.prefetch is not None:
             await driver.ask(Twin(self.prefetch.close, self.prefetch.aclose))
         if store is not None:

@@ -113,7 +113,6 @@ class PermitWaiter:
 
     @property
     def has_permit(self) -> bool:
-        """Whether the call has its permit."""
         return self.number in self._at_key.permitted
 
     @property
@@ -150,7 +149,6 @@ class PermitWaiter:
         self._at_key.is_changed = False
 
     def ring(self) -> None:
-        """Wake the waiter."""
         if self._alarm is not None:
             self._alarm.set()
 
@@ -718,11 +716,16 @@ class Permits:
                     has_to_wait()
                 if max_wait_us is None and timeout_us is None:
                     self._check_nested(key)
+                self._sleepers.takers[id(permit)] = driver
                 await self._wait(driver, permit, self.registry.join(permit, came_with))
+                self._sleepers.takers.pop(id(permit), None)
                 permit.waited_us = permit.has_waited_us()
             self.registry.arrive(permit)
         except BaseException as error:
-            await driver.given_back(error, partial(self.leave, driver, permit))
+            try:
+                await driver.given_back(error, partial(self.leave, driver, permit))
+            finally:
+                self._sleepers.takers.pop(id(permit), None)
             raise
 
     async def _wait(self, driver: Driver, permit: Permit, waiter: PermitWaiter) -> None:

@@ -178,7 +178,6 @@ class Limits(Watch):
         return self._clock.now_us() + max(least_us, ends_us - self._clock.wall_us())
 
     def discard(self, alarm: Alarm) -> None:
-        """Remove the alarm of a sleeper that is awake."""
         super().discard(alarm)
         self.dues.pop(alarm, None)
         if self._poller is alarm:

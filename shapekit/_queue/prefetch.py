@@ -573,7 +573,6 @@ class Prefetch:
             return [entry.fetcher for entry in entries if entry.fetcher is not None]
 
     async def aclose(self) -> None:
-        """`close`, awaitable."""
         await ThreadCall(self.close, lambda _: None).run(Workers())
 
     # under the lock

@@ -219,7 +219,6 @@ class Reporter:
     # calls
 
     def reserved(self, reservation: Reservation) -> None:
-        """A call took a slot."""
         if self.listeners:
             self.listeners.tell(Reserved(self._name, reservation.key, reservation.cost, reservation.delay))
 
@@ -245,12 +244,10 @@ class Reporter:
             return is_new
 
     def departed(self, key: str, cost: int, delay_us: int = 0, late_us: int = 0) -> None:
-        """A call left."""
         if self.listeners:
             self.listeners.tell(Departed(self._name, key, cost, delay_us / SECOND_US, late_us / SECOND_US))
 
     def refused(self, key: str, cost: int, error: RateLimitedError, *, waited: bool = False) -> None:
-        """A call was refused."""
         if self.listeners:
             delay = error.delay if isinstance(error, QueueFullError) else error.retry_after
             self.listeners.tell(Refused(self._name, key, cost, error.code, delay, waited))
@@ -270,12 +267,10 @@ class Reporter:
             log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
 
     def cancelled(self, reservation: Reservation, *, is_returned: bool = True) -> None:
-        """A slot was given back."""
         if self.listeners:
             self.listeners.tell(Cancelled(self._name, reservation.key, reservation.cost, is_returned))
 
     def settled(self, reservation: Reservation, actual: int) -> None:
-        """The actual cost of a call is known."""
         if self.listeners:
             self.listeners.tell(Settled(self._name, reservation.key, reservation.cost, actual))
 
@@ -292,7 +287,6 @@ class Reporter:
     # keys
 
     def held(self, key: str, length_us: int) -> None:
-        """A hold was placed."""
         added_us = self._longer_by_us(key, length_us)
         if not added_us:
             return
@@ -316,7 +310,6 @@ class Reporter:
             )
 
     def resumed(self, key: str, left_us: int) -> None:
-        """A hold was ended early."""
         with self._lock:
             until, before = self._clock.now_us() + left_us, self._held_until_us.get(key)
             if before is not None:
@@ -329,7 +322,6 @@ class Reporter:
             log.info("%s: the hold of key %r ends in %s", self._name, key, span_words(left_us))
 
     def rate_changed(self, key: str, rate: float, before: float) -> None:
-        """An adaptive rate has changed."""
         if self.listeners:
             self.listeners.tell(RateChanged(self._name, key, rate, before))
         level = _INFO if rate < before else DEBUG
@@ -356,7 +348,6 @@ class Reporter:
                 log.info("%s%s: %s", self._name, of_key, change)
 
     def was_reset(self, key: str) -> None:
-        """A key was reset."""
         with self._lock:
             self._held_until_us.pop(key, None)
         if log := _log(SHAPER_LOG, _INFO):

@@ -77,7 +77,8 @@ class Answer(NamedTuple):
     """The wait that `retry-after-ms` or `Retry-After` asks for, if positive."""
     error: Mapping[str, Any] | None = None
     """The `error` in the JSON body of a 400, 402, 403 or 429, or the body itself if that has none; None until
-    the client has read it."""
+    the client has read it.
+    """
 
     def whole(self, name: str) -> int | None:
         """The field as a whole number."""

@@ -282,7 +282,6 @@ class Bench:
                 answer = error
 
     async def close(self, driver: Driver) -> None:
-        """Close the store."""
         await driver.ask(Twin(self.store.close, self.store.aclose))
 
 

@@ -1,5 +1,7 @@
 """admit and aadmit: a call leaves when its slot has come, or is refused at once and costs nothing."""
 
+import time
+
 import anyio
 import pytest
 
@@ -15,6 +17,7 @@ from shapekit import (
     QuotaExhaustedError,
     StoreUnavailableError,
 )
+from shapekit.events import Reserved
 
 
 def test_calls_leave_one_interval_apart(world, policy, clock):
@@ -235,6 +238,81 @@ def test_a_store_that_the_policy_made_is_closed_with_it(policy):
     stripe.close()
     with pytest.raises(StoreUnavailableError):
         stripe.forecast()
+
+
+class TestClosedWithItsStore:
+    """Calls that wait give back what they have taken, before the store that the policy made is closed."""
+
+    @pytest.fixture
+    def made(self, tmp_path):
+        def make(**limits):
+            return Policy(**limits, name="api", store=str(tmp_path / "limits.db"))
+
+        return make
+
+    @pytest.mark.anyio
+    async def test_tasks(self, made):
+        api, waiting = made(rate="1/min", quota="10/day"), anyio.Event()
+        async with api.aadmit():
+            pass
+
+        async def wait():
+            with pytest.raises(StoreUnavailableError, match="was closed"):
+                await api.aadmit().__aenter__()
+
+        slots = []
+
+        def heard(event):
+            slots.extend([event] if isinstance(event, Reserved) else [])
+            if len(slots) == 3:
+                waiting.set()
+
+        with api.listen(heard):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(wait)
+                await waiting.wait()
+                await api.aclose()
+        other = made(rate="1/min", quota="10/day")
+        assert other.quotas()[0].used == 1
+        assert other.forecast().first_in <= 60
+        other.close()
+
+    def test_threads(self, made, crew):
+        api = made(rate="1/min", quota="10/day")
+        with api.admit():
+            pass
+
+        def wait():
+            with pytest.raises(StoreUnavailableError, match="was closed"):
+                api.admit().__enter__()
+
+        crew.at_once(wait, wait, wait)
+        while api.shaper.core.sleepers.sleeping < 3:
+            time.sleep(0.001)
+        api.close()
+        crew.join()
+        other = made(rate="1/min", quota="10/day")
+        assert other.quotas()[0].used == 1
+        assert other.forecast().first_in <= 60
+        other.close()
+
+    def test_places_in_the_line_for_a_permit(self, made, crew):
+        api, other = made(concurrency=1), made(concurrency=1)
+
+        def wait():
+            with pytest.raises(StoreUnavailableError, match="was closed"):
+                api.admit().__enter__()
+
+        with other.admit():
+            crew.at_once(wait)
+            while not api.shaper.core.sleepers.sleeping:
+                time.sleep(0.001)
+            api.close()
+            crew.join()
+        with other.admit(max_wait=0):
+            pass
+        other.close()
 
 
 def test_policies_on_one_store_share_a_limit_by_name(clock):

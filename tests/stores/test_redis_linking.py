@@ -152,8 +152,8 @@ def call(policy, shaper, gate, far):
         with policy.admit():
             pass
     shaper.schedule()
-    slot = shaper.reserve()
-    assert slot.cancel()
+    shaper.reserve("other", cost=20)
+    assert shaper.reserve("other").cancel()  # a second ahead
     shaper.hold(0.05)
     shaper.schedule()  # waits through the hold
     assert shaper.settle(shaper.reserve(), 3)
