@@ -320,7 +320,7 @@ class ManualClock:
                     self._jump()
                     continue
                 seen = self._sleeps
-            # Somebody is awake. They sleep, they end, or they wait for something else than time.
+            # A thread is awake: it will sleep, end, or is waiting for something other than time.
             if not alarm.wait(0.005) and seen == self._sleeps and not self._called():
                 self._jump()
 

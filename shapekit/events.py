@@ -331,7 +331,7 @@ def _hearing(listener: Listener) -> Callable[[Event], None]:
                 import logging  # noqa: PLC0415 - loaded only to log
 
                 logging.getLogger("shapekit.events").exception(
-                    "listener %r failed; it is told further events, and further failures are not logged",
+                    "listener %r failed; it still gets events, and further failures are not logged",
                     listener,
                 )
 
