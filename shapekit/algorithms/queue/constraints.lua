@@ -185,7 +185,13 @@ function Constraints:sooner(states, moved, shift, skew)
         soonest, later = math.min(soonest, at - ends), math.min(later, start - ends)
     end
     soonest, later = math.max(0, soonest), math.max(0, later)
-    return #tight(soonest) > 0 and later or soonest
+    if #tight(soonest) == 0 then return soonest end
+    for _, one in ipairs(tight(later)) do
+        local limit, at = unpack(one)
+        -- The same place for one of several limits is perhaps none for another.
+        if limit:bounds(at) - (limit:bounds(at - later)) ~= later then return 0 end
+    end
+    return later
 end
 
 -- The states after a hold was ended early: real time is ahead of the queue's by this `shift` now.

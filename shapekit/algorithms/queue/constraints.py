@@ -317,7 +317,12 @@ class Constraints(Value):
         # In the next window, or at the same place in a later one.
         ends = [(at, bounds(at)[0], bounds(at - by)[1]) for bounds, at in found]
         soonest = max(0, min(at - end for at, _, end in ends))
-        return max(0, min(start - end for _, start, end in ends)) if tight(soonest) else soonest
+        if not tight(soonest):
+            return soonest
+        later = max(0, min(start - end for _, start, end in ends))
+        # That is the same place for one of several limits, and perhaps none for another.
+        is_elsewhere = any(bounds(at)[0] - bounds(at - later)[0] != later for bounds, at in tight(later))
+        return 0 if is_elsewhere else later
 
     def _shifts(
         self, states: States, moved: Shift, ahead: Ahead

@@ -605,3 +605,20 @@ def test_a_period_beside_a_fixed_window_counts_whom_a_hold_puts_off():
     shaper.hold(40)
     slots += [shaper.reserve(max_wait=1_000) for _ in range(15)]
     assert leaves(clock, shaper, *slots) == {1: 10, 2: 10, 3: 1}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_end_of_a_hold_brings_nobody_into_a_spent_window_of_one_of_two_limits(seed):
+    """Whose windows do not begin together."""
+    rng = random.Random(seed)
+    clock, shaper = shaper_of("10/s", gates=(FixedWindow(3, 2), Quota("7/fixed:5s")))
+    clock.set(rng.uniform(30, 40))
+    slots = [shaper.reserve() for _ in range(3)]
+    clock.advance(0.5)
+    shaper.hold(rng.uniform(5, 40))
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(12)]
+    leaves = [slot.departs_at for slot in slots[:3]]
+    shaper.resume()
+    leaves += [clock.now() + shaper.remaining(slot) for slot in slots[3:]]
+    for limit, span in ((3, 2), (7, 5)):
+        check_periods([(round(at * S), 1) for at in leaves], limit, span * S)
