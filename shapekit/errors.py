@@ -168,13 +168,17 @@ class CostExceedsLimitError(ShapekitError, ValueError):
 
     def __str__(self) -> str:
         cost, limit = amount_text(self.cost, self.digits), amount_text(self.limit, self.digits)
-        if self.unit is None:
-            problem = f"cost={cost} exceeds {self.what}={limit}"
-        else:
+        # Any of several options may have set a limit; the other words are options themselves.
+        bound = "the limit" if self.what == "limit" else self.what
+        if self.unit is not None:
             problem = f"cost {cost} {self.unit} exceeds the budget of {limit} {self.unit}"
+        elif self.what == "limit":
+            problem = f"cost={cost} exceeds the limit of {limit}"
+        else:
+            problem = f"cost={cost} exceeds {self.what}={limit}"
         return (
             f"{whose(self.key, self.policy)}: {problem}, so the call can never be admitted; "
-            f"raise {self.what}, or split the call"
+            f"raise {bound}, or split the call"
         )
 
 

@@ -176,7 +176,7 @@ def test_a_wrong_settlement_is_refused_and_changes_nothing(refused, world, polic
 
 def test_a_cost_that_can_never_be_admitted_is_told_before_anything_is_consumed(world, policy, fits):
     one = policy("100/s", gates=(GCRA("5/s"),))
-    with pytest.raises(CostExceedsLimitError, match="raise limit, or split the call"):
+    with pytest.raises(CostExceedsLimitError, match="raise the limit, or split the call"):
         world.enter(one.admit(cost=6))
     assert fits(one) == 1
 
