@@ -171,7 +171,6 @@ class ManualClock:
         """Threads whose sleep was ended early, until they sleep again."""
         self._driven: set[object] = set()
         self._sleeps = 0
-        """How many sleeps have begun or ended."""
 
     # reading
 
@@ -240,7 +239,8 @@ class ManualClock:
         stuck = {threading.current_thread()}
         while True:
             with self._lock:
-                early = self._roused.union(self._called()) - stuck
+                called = [s.thread for s in list(self._sleepers) if s.thread is not None and s.alarm.is_set()]
+                early = self._roused.union(called) - stuck
             if not early:
                 return
             stuck.update([thread for thread in early if not self._settle(thread)])
@@ -301,7 +301,6 @@ class ManualClock:
             # Added before it is removed below, so that it is always found in one of the two.
             self._roused.add(sleeper.thread)
         self._sleepers.pop(sleeper, None)
-        self._sleeps += 1
 
     # jumping by itself
 
@@ -315,18 +314,13 @@ class ManualClock:
         while not alarm.is_set():
             with self._lock:
                 self._threads = {thread for thread in self._threads if thread.is_alive()}
-                # One whose sleep was ended early is awake, although it has not acted yet.
-                if self._threads <= {s.thread for s in list(self._sleepers) if not s.alarm.is_set()}:
+                if self._threads <= {s.thread for s in list(self._sleepers)}:
                     self._jump()
                     continue
                 seen = self._sleeps
             # A thread is awake: it will sleep, end, or is waiting for something other than time.
-            if not alarm.wait(0.005) and seen == self._sleeps and not self._called():
+            if not alarm.wait(0.005) and seen == self._sleeps:
                 self._jump()
-
-    def _called(self) -> list[threading.Thread]:
-        """The threads whose sleep was ended early, and that have not acted yet."""
-        return [s.thread for s in list(self._sleepers) if s.thread is not None and s.alarm.is_set()]
 
     def _start_driver(self) -> None:
         loop = running_loop()

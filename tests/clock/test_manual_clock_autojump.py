@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-import time
 import weakref
 
 import anyio
@@ -190,33 +189,6 @@ def test_several_threads_all_arrive_and_none_too_early(crew):
     assert early == []
     assert sorted(wakes) == [1] * 20 + [2] * 20 + [3] * 20 + [5] * 20
     assert clock.now() >= 100
-
-
-class SlowAlarm(threading.Event):
-    """An alarm whose sleeper comes to itself a while after it was set."""
-
-    def wait(self, timeout=None):
-        super().wait()
-        time.sleep(0.05)
-        return True
-
-
-def test_a_thread_whose_sleep_is_ended_early_acts_before_time_moves_on(crew):
-    clock, slow, seen = ManualClock(autojump=True), SlowAlarm(), []
-
-    def sleeps_long():
-        clock.sleep(HOUR, slow)
-        seen.append(clock.now())
-
-    clock.sleep(1, threading.Event())  # from here on the clock knows this thread, which is awake below
-    crew.at_once(sleeps_long)
-    while not clock._sleepers:
-        time.sleep(0.001)
-    slow.set()
-    clock.sleep(10, threading.Event())
-    crew.join()
-    assert seen == [1]
-    assert clock.now() == 11
 
 
 @pytest.mark.parametrize("autojump", [1, "yes", None])
