@@ -501,7 +501,7 @@ class Sleepers:
         """Start without sleepers: when made, and in a forked child, which lacks its parent's threads."""
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
-        self.takers: dict[object, Driver] = {}
+        self.waiting: dict[object, Driver] = {}
         """The slots that waiting calls have taken, until they are given back or used; and the permits, by
         `id()`, since a finalizer gives back one that an interrupted call has dropped.
         """
@@ -591,7 +591,7 @@ class Sleepers:
         Tasks can do so only while this task awaits, so a thread waits for other threads alone.
         """
         for _ in range(_GIVEN_BACK_MS):
-            if not any(driver is TASKS or taker is driver for taker in list(self.takers.values())):
+            if not any(driver is TASKS or waiter is driver for waiter in list(self.waiting.values())):
                 return
             await driver.wait(driver.alarm(), 0.001)
 

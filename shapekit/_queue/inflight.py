@@ -716,16 +716,16 @@ class Permits:
                     has_to_wait()
                 if max_wait_us is None and timeout_us is None:
                     self._check_nested(key)
-                self._sleepers.takers[id(permit)] = driver
+                self._sleepers.waiting[id(permit)] = driver
                 await self._wait(driver, permit, self.registry.join(permit, came_with))
-                self._sleepers.takers.pop(id(permit), None)
+                self._sleepers.waiting.pop(id(permit), None)
                 permit.waited_us = permit.has_waited_us()
             self.registry.arrive(permit)
         except BaseException as error:
             try:
                 await driver.given_back(error, partial(self.leave, driver, permit))
             finally:
-                self._sleepers.takers.pop(id(permit), None)
+                self._sleepers.waiting.pop(id(permit), None)
             raise
 
     async def _wait(self, driver: Driver, permit: Permit, waiter: PermitWaiter) -> None:

@@ -106,15 +106,15 @@ class Waiter:
         if not granted[ACCEPTED]:
             raise self._refused(reservation, max_wait_us)
         if granted[WAIT_US] or is_slow or not self.is_prompt(granted):
-            takers = self._sleepers.takers
-            takers[reservation] = driver
+            waiting = self._sleepers.waiting
+            waiting[reservation] = driver
             try:
                 pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
             except BaseException as error:
                 await driver.given_back(error, partial(self.give_up, driver, reservation, error))
                 raise
             finally:
-                del takers[reservation]
+                del waiting[reservation]
             waited_us = pending.waited_us()
         if tells and SWITCH.loud:
             self._reporter.departed(reservation.key, reservation.cost, *waited_us)

@@ -71,7 +71,7 @@ function Counting:shifted_counts(s, numbers, moved)
 end
 
 -- Itself, and the first departure that has moved, if a period counts more than its limit because of that.
-function Counting:overfull(s, numbers, moved)
+function Counting:too_full(s, numbers, moved)
     local before = {}
     for place = 1, #s, numbers do before[s[place]] = s[place + 1] end
     local starts, counts = self:shifted_counts(s, numbers, moved)

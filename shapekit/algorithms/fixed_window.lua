@@ -104,7 +104,7 @@ function FixedWindow:shifted(s, moved)
 end
 
 function FixedWindow:crowded(s, moved, skew)
-    return self:overfull(s, 2, moved)
+    return self:too_full(s, 2, moved)
 end
 
 function FixedWindow:bounds(at)

@@ -129,7 +129,7 @@ function PeriodCounter:shifted(s, moved, skew)
 end
 
 function PeriodCounter:crowded(s, moved, skew)
-    return self:overfull(s, 3, moved)
+    return self:too_full(s, 3, moved)
 end
 
 function PeriodCounter:bounds(at)

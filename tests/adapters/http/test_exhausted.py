@@ -101,6 +101,14 @@ class TestHeard:
         asyncio.run(in_session(policy, main))
 
 
+def fetched(server, reply, policy, both):
+    """What a client of httpx reads of this reply."""
+    library, ours = both
+    server.answer = lambda _: reply
+    with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
+        return client.get(server.url).content
+
+
 TOO_FAST = Reply(403, JSON, b'{"error": {"errors": [{"reason": "rateLimitExceeded"}]}}')
 
 
@@ -116,10 +124,7 @@ class TestParser:
         return Policy("10/s", name="api", feedback=google, clock=clock)
 
     def test_httpx(self, server, policy, held, both):
-        library, ours = both
-        server.answer = lambda _: TOO_FAST
-        with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
-            assert client.get(server.url).content == TOO_FAST.body
+        assert fetched(server, TOO_FAST, policy, both) == TOO_FAST.body
         assert held() == 5
 
     def test_requests(self, server, policy, held):
@@ -138,11 +143,8 @@ class TestParser:
         assert held() == 5
 
     def test_one_that_fails_is_logged_and_the_answer_is_the_callers(self, server, clock, both, caplog):
-        library, ours = both
-        server.answer = lambda _: TOO_FAST
         policy = Policy("10/s", feedback=lambda answer: answer.error["code"], clock=clock)
-        with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
-            assert client.get(server.url).content == TOO_FAST.body
+        assert fetched(server, TOO_FAST, policy, both) == TOO_FAST.body
         assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
@@ -163,10 +165,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("reply", OTHERS.values(), ids=OTHERS)
 def test_other_bodies_say_nothing(server, policy, held, both, reply):
-    library, ours = both
-    server.answer = lambda _: reply
-    with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
-        assert client.get(server.url).content == reply.body
+    assert fetched(server, reply, policy, both) == reply.body
     assert held() == 0
 
 
