@@ -54,11 +54,9 @@ from shapekit._runtime.drivers import (
     Alarm,
     AsyncAlarm,
     Driver,
-    ThreadAlarm,
     hidden_tasks,
     others_first,
     running_loop,
-    warn_in_event_loop,
 )
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US, boolean, exactly
@@ -505,18 +503,6 @@ class Sleepers:
         """The slots that waiting calls have taken, until they are given back or used; and the permits, by
         `id()`, since a finalizer gives back one that an interrupted call has dropped.
         """
-
-    def sleep(self, until_us: int) -> None:
-        """Block this thread until the clock reaches `until_us`."""
-        while until_us > self._clock.now_us():
-            warn_in_event_loop()
-            alarm = ThreadAlarm()
-            self._enter(alarm)
-            try:
-                self._clock.sleep(self._step_s(until_us), alarm)
-            finally:
-                self._alarms.discard(alarm)
-            self._check_open()
 
     async def asleep(
         self, until_us: int, order: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None

@@ -499,12 +499,11 @@ class Core:
         self.max_wait_us = max_wait_us
         self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s)
         store.wakes(self.sleepers)
-        if prefetch is None:
-            self.status = KeyStatus(store, name, queue)
-        else:
+        self.status = KeyStatus(store, name, queue)
+        if prefetch is not None:
             from shapekit._queue.prefetch import prefetched  # noqa: PLC0415 - for prefetch only
 
-            self.status = prefetched(name, store, queue, prefetch)
+            self.status.prefetch = prefetched(name, store, queue, prefetch, self.status.store_clock)
         self.prefetch = self.status.prefetch
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)

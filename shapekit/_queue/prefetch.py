@@ -21,7 +21,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit._queue.waiter import KeyState, KeyStatus
+from shapekit._queue.waiter import KeyState
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, ThreadCall, Twin, Workers, own_copy, run
 from shapekit.algorithms.queue.queue import LEAST_GRACE_US, LeakyQueue
@@ -712,37 +712,12 @@ class Prefetch:
                     entry.buffer.put_back(answer)
 
 
-class PrefetchedStatus(KeyStatus):
-    """Key status of a prefetching shaper: a call that leaves asks only if the state is older than a span."""
-
-    def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch_us: int) -> None:
-        super().__init__(store, name, queue)
-        self.prefetch = self._prefetch = Prefetch(name, store, queue, prefetch_us, self.store_clock)
-
-    async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
-        known = self._prefetch.known(key)
-        if known is not None:
-            return self._clock.now_us(), known
-        asked_us, doubts = self._clock.now_us(), self._prefetch.doubts(key)
-        heard_us, key_state = await self.heard(driver, key)
-        self._prefetch.hear(key, key_state, asked_us, doubts)
-        return heard_us, key_state
-
-    async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
-        asked_us = self._clock.now_us()
-        return asked_us, (await self.leaving(driver, key))[1]
-
-    def _doubt(self, key: str) -> None:
-        self._prefetch.doubt(key)
-
-
-def prefetched(name: str, store: Store, queue: LeakyQueue, prefetch: Duration) -> KeyStatus:
-    """The key status of a shaper that prefetches. It does not if the store is in this process: there is no
-    trip to save.
-    """
+def prefetched(
+    name: str, store: Store, queue: LeakyQueue, prefetch: Duration, store_clock: StoreClock
+) -> Prefetch | None:
+    """The prefetched slots of a shaper; None if the store is in this process: there is no trip to save."""
     prefetch_us = duration_us("prefetch", prefetch, most=LONGEST_US)
-    status = KeyStatus if store.instant else partial(PrefetchedStatus, prefetch_us=prefetch_us)
-    return status(store, name, queue)
+    return None if store.instant else Prefetch(name, store, queue, prefetch_us, store_clock)
 
 
 def _fail(calls: Sequence[_Call], error: Exception) -> None:

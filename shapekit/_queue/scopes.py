@@ -27,7 +27,7 @@ from shapekit._queue.waiter import FRESH_US, PendingWait, refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver
 from shapekit._runtime.process import SWITCH
-from shapekit.clock import Clock, forgets
+from shapekit.clock import forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
 from shapekit.keys import scoped, segments
@@ -159,20 +159,20 @@ class Caller:
 
     def __init__(
         self,
-        clock: Clock,
+        core: Core,
         known: Scopes,
-        policy: str,
         key: str,
         target: Target,
         cost: int,
         max_wait_us: int | None,
         timeout_us: int | None,
         loop: object,
+        permit: Permit | None,
         waited_us: int,
     ) -> None:
         self.key = key
         self.cost = cost
-        self.permit: Permit | None = None
+        self.permit = permit
         """Its permit under `concurrency=`: taken, except while the request waits for a scope."""
         self.max_wait_us = max_wait_us
         self.number = next(_numbers)
@@ -196,12 +196,12 @@ class Caller:
         self.time_left_us = timeout_us
         self.stands_at: Place | None = None
         """The line that it has joined."""
-        self._clock = clock
+        self._clock = core.clock
         self._known = known
-        self._policy = policy
+        self._policy = core.name
         self._target = target
         self._loop = loop
-        self.asked_us = clock.now_us() - waited_us
+        self.asked_us = core.clock.now_us() - waited_us
         self.reservation: Reservation | None = None
         """The current slot; a caller may take several in succession, which listeners see as one."""
         self.had_slot = False
@@ -230,16 +230,12 @@ class Caller:
     def sleeps_until_us(self) -> int:
         """Until when to sleep before asking again while a scope is held; raises the error when time is up."""
         now = self._clock.now_us()
-        self._check_wait(self.held_until_us - self.asked_us, " ".join(self.scoped_keys()))
+        self.check_wait(self.held_until_us - self.asked_us, " ".join(self.scoped_keys()))
         if self._gives_up_us is None:
             return self.held_until_us
         if now >= self._gives_up_us:
             raise gave_up(self.key, self._policy, now - self.asked_us)
         return min(self.held_until_us, self._gives_up_us)
-
-    def foresee(self, first_in_s: float) -> None:
-        """Refuse the request now if it would be refused a slot after it has waited for the scope."""
-        self._check_wait(round(first_in_s * SECOND_US), self.key)
 
     def look_at_clock(self) -> int | None:
         """The longest wait for a slot to ask the store for now, in microseconds."""
@@ -262,7 +258,8 @@ class Caller:
         bound_s = error.max_wait if self.max_wait_us is None else self.max_wait_us / SECOND_US
         return after_waiting(error, self._before_us / SECOND_US, bound_s)
 
-    def _check_wait(self, wait_us: int, key: str) -> None:
+    def check_wait(self, wait_us: int, key: str) -> None:
+        """Refuse the request if it would wait for longer than it accepts."""
         if self.max_wait_us is not None and wait_us > self.max_wait_us:
             self._before_us = 0
             over_us = wait_us - self.max_wait_us
@@ -394,10 +391,7 @@ class ScopedSlots:
         bound_us = core.max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         gives_up_us = timeout_us(timeout)
         waited_us, loop = taken.grant.wait_us if taken else 0, driver.loop()
-        caller = Caller(
-            self._clock, self.scopes, core.name, key, target, cost, bound_us, gives_up_us, loop, waited_us
-        )
-        caller.permit = permit
+        caller = Caller(core, self.scopes, key, target, cost, bound_us, gives_up_us, loop, permit, waited_us)
         caller.waits_for_quotas = not isinstance(max_wait, Fits)
         try:
             if taken:
@@ -458,8 +452,10 @@ class ScopedSlots:
                 sleeps_until_us = caller.sleeps_until_us()
                 if not caller.has_waited:
                     if caller.max_wait_us is not None:
+                        # Refuse now what would be refused a slot after it has waited for the scope.
                         looked = await driver.ask(core.look, caller.key)
-                        caller.foresee(core.outlook(caller.key, looked, 1, caller.cost).first_in)
+                        first_in = core.outlook(caller.key, looked, 1, caller.cost).first_in
+                        caller.check_wait(round(first_in * SECOND_US), caller.key)
                     caller.has_waited = True
                 if caller.permit is not None:
                     await caller.permit.permits.leave(driver, caller.permit)
@@ -473,12 +469,9 @@ class ScopedSlots:
                 left_us = caller.look_at_clock()
                 if (permit := caller.permit) is None or not permit.is_over:
                     return await core.reserve_untold(driver, caller.key, caller.cost, left_us)
-                await self._take_permit(driver, caller, permit)
-
-    async def _take_permit(self, driver: Driver, caller: Caller, permit: Permit) -> None:
-        """Take a permit. That may take long: afterwards the scope has to be checked again."""
-        leave = partial(self._lines.leave, caller)  # calls that wait for permits have their own line
-        await permit.permits.take(driver, permit, caller.left_us, caller.time_left_us, leave)
+                # That may take long: afterwards the scope has to be checked again.
+                leave = partial(lines.leave, caller)  # calls that wait for permits have their own line
+                await permit.permits.take(driver, permit, caller.left_us, caller.time_left_us, leave)
 
     async def _is_free_to_leave(
         self, driver: Driver, caller: Caller, reservation: Reservation, pending: PendingWait

@@ -799,8 +799,16 @@ class KeyStatus:
         return self._followed(await driver.ask(self._follow, key), asked_us)
 
     async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
-        """`heard`, for a call that is about to leave."""
-        return await self.heard(driver, key)
+        """`heard`, for a call that is about to leave; with prefetched slots, the state may be a span old."""
+        if (prefetch := self.prefetch) is None:
+            return await self.heard(driver, key)
+        asked_us = self._clock.now_us()
+        if (known := prefetch.known(key)) is not None:
+            return asked_us, known
+        doubts = prefetch.doubts(key)
+        heard_us, key_state = await self.heard(driver, key)
+        prefetch.hear(key, key_state, asked_us, doubts)
+        return heard_us, key_state
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
@@ -808,11 +816,11 @@ class KeyStatus:
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         """When the state of a key was asked for, and the state: an answer since `than_us` is reused."""
-        known = self.watch(key).since(self._queue, than_us)
-        if known is not None:
-            return known
         asked_us = self._clock.now_us()
-        return asked_us, await self.ask(driver, key)
+        if self.prefetch is not None:
+            return asked_us, (await self.leaving(driver, key))[1]
+        known = self.watch(key).since(self._queue, than_us)
+        return known or (asked_us, await self.ask(driver, key))
 
     def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
         """Wrap an operation that changes a key, so that what is known of the key is forgotten. Waiting calls
@@ -838,6 +846,8 @@ class KeyStatus:
 
     def _doubt(self, key: str) -> None:
         """What this process knows of a key by itself is not sure any more."""
+        if self.prefetch is not None:
+            self.prefetch.doubt(key)
 
     def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed

@@ -591,10 +591,7 @@ class _Threads(Driver):
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> bool:
-        if news is None:
-            sleepers.sleep(until_us)
-        else:
-            await sleepers.rest(self, news, until_us)
+        await sleepers.rest(self, self.alarm() if news is None else news, until_us)
         return False
 
     async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
