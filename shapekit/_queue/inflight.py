@@ -369,11 +369,6 @@ def _arrived(at_key: _AtKey, number: int) -> None:
 _REGISTRIES = process.begin_anew(Registry.begin)
 
 
-def registry_of(store: Store, policy: str) -> Registry:
-    """The registry of a policy on a store; policies of the same name in one process share it."""
-    return companion(store, f"registry of {policy}", partial(Registry, store.settings(policy)))
-
-
 class Due(NamedTuple):
     """A key whose lease is due for renewal. These sort by urgency."""
 
@@ -660,8 +655,9 @@ class Permits:
         self.instant = store.instant
         self.clock = store.clock
         self._sleepers = sleepers
-        self.registry = registry_of(store, policy)
         self._settings = store.settings(policy)
+        self.registry = companion(store, f"registry of {policy}", partial(Registry, self._settings))
+        """The calls of all policies of this name in this process."""
         self._hears_all = store.instant and not store.shared
         """Whether no other process holds a permit and nothing is lost, so that no checks are needed."""
         self._is_awaited = store.awaited_only

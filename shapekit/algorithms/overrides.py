@@ -22,7 +22,7 @@ from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.periods import cadence_of
 from shapekit.algorithms.queue.adaptive import Adaptive, AdaptiveQueue, share_of
-from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
+from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue, paced_of
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
 from shapekit.algorithms.queue.wire import UNKNOWN
 from shapekit.algorithms.quota import Quota
@@ -245,7 +245,7 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
     numbers: dict[str, Any] = {}
     if is_off:
         # Without a pace: at any pace, the second of two calls at one instant would have to wait.
-        paced = min(queue.rates, key=lambda rate: rate.period_us) if queue.paced else None
+        paced = paced_of(queue.rates, queue.pace)
         others = [_lifted_rate(rate) for rate in queue.rates if rate is not paced]
         numbers = {"rates": tuple(others), "pace": "burst", "gates": tuple(map(_lifted, queue.gates))}
     if override.rate is not None:
@@ -456,8 +456,8 @@ def overridden(queue: LeakyQueue, *, is_held: bool = False, **numbers: Any) -> L
     kinds: Any = (SetAdaptiveQueue, HeldAdaptiveQueue) if queue.adapts else (SetQueue, HeldQueue)
     own = {field: getattr(queue, field) for field in queue.fields} | numbers
     if not queue.adapts:
-        paced = min(own["rates"], key=lambda rate: rate.period_us, default=None)
-        if own["pace"] != "smooth" or paced is None or paced.burst is not None:
+        paced = paced_of(own["rates"], own["pace"])
+        if paced is None or paced.burst is not None:
             # Without a pace there is no burst; else it is part of the rate already.
             own["burst"] = numbers.get("burst")
     made: LeakyQueue = kinds[is_held](**own)

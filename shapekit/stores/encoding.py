@@ -42,7 +42,7 @@ from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.overrides import overridden
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
-from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue, paced_of
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
@@ -251,9 +251,7 @@ def _program(plain: Sequence[Any]) -> Described:
         by_name: dict[str, Any] = dict(zip(names, map(_program, parts), strict=True))
         return make(by_name)
     if make is Quota:
-        limit, per, *where = fields
-        others = ("offset_minutes", "tz", "week_start", "anchor_day", "spread")
-        return Quota(limit, per, **dict(zip(others, where, strict=False)))
+        return Quota(**dict(zip(Quota.fields, fields, strict=False)))
     if make in (FixedWindow, SlidingWindow, SlidingWindowLog, Concurrency):
         limit, window_us, *more = fields
         ring = dict(zip(("buckets", "conservative"), more, strict=True)) if more else {}
@@ -268,7 +266,7 @@ def _queue(
     parsed = [Rate.of(*rate) for rate in rates]
     strategies: list[Any] = [_program(gate) for gate in gates]
     below: Any = Fraction(*headroom)
-    paced = min(parsed, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
+    paced = paced_of(parsed, pace)
     # The burst is part of the rate or given separately; without a pace there is no burst.
     beside = None if paced is None or paced.burst is not None else burst
     return LeakyQueue(parsed, beside, pace, strategies, below)

@@ -32,11 +32,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, answered_within, run
-from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, of_its, share_of, slowed
+from shapekit.algorithms.base import Moment, Operation, Side, of_its, share_of
 from shapekit.algorithms.compose import adopted
-from shapekit.algorithms.inflight import Concurrency
-from shapekit.algorithms.queue.adaptive import AdaptiveQueue
-from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, span_words
 from shapekit.events import EVERYWHERE, StoreBack, StoreLost
@@ -50,7 +47,6 @@ __all__ = ["ResilientStore"]
 T = TypeVar("T")
 Flow: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 """The work of a call; its first argument is the driver."""
-Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue | Concurrency"
 
 
 OnOutage: TypeAlias = Literal["raise", "open", "closed", "local"]
@@ -122,7 +118,7 @@ class Local(Outage):
         self._closed = Outage("closed", primary, breaker)
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        part: Any = scaled(program, self._share)
+        part = program.scaled(self._share)
         if operation.instead is not None:
             standing = self._local.bind(name, part, operation.instead)
             return lambda key, *_: standing(key)
@@ -130,14 +126,14 @@ class Local(Outage):
         return operation.locally(self._local.bind(name, part, operation), program, part, refuse)
 
     def own(self, name: str, program: Any, operation: Operation) -> Apply:
-        part: Any = scaled(program, self._share)
+        part = program.scaled(self._share)
         apply = self._local.bind(name, part, operation)
         return lambda key, *args: operation.given(program, part, apply(key, *args))
 
     def bind_many(self, name: str, program: Any, operation: Operation) -> ApplyMany:
         if operation.is_look:
             return super().bind_many(name, program, operation)
-        part: Any = scaled(program, self._share)
+        part = program.scaled(self._share)
         apply_many = self._local.bind_many(name, part, operation)
         refuse_many = self._closed.bind_many(name, program, operation)
 
@@ -147,23 +143,6 @@ class Local(Outage):
             return [operation.given(program, part, one) for one in apply_many(keys, args)]
 
         return answer
-
-
-def scaled(program: Strategy, share: Fraction) -> Strategy:
-    """The same limits at a share of their rates."""
-    if isinstance(program, Algorithm | Concurrency | AdaptiveQueue):
-        return program.scaled(share)
-    part = share_of(share)
-    paced = min(program.rates, key=lambda rate: rate.period_us, default=None)
-    if program.pace != "smooth":
-        paced = None
-    return LeakyQueue(
-        () if paced is None else (slowed(paced, part),),
-        None if paced is None else max(1, int(program.burst * part)),
-        program.pace,
-        [limit.scaled(part) for limit in program.constraints.algorithms],
-        float(program.headroom),
-    )
 
 
 class Guard:

@@ -32,7 +32,6 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL, CONFIRM, HOLD, MARK, RESERVE, RESUME, SETTLE, UNKNOWN
 from shapekit.rate import parse_rates
-from shapekit.stores.resilient import scaled
 from shapekit.testing import ManualClock
 
 from .outages import MODES, Host
@@ -63,7 +62,7 @@ class Twin:
     def __init__(self, program):
         self.host = Host()
         self.program = program
-        self.part = scaled(program, SHARE)
+        self.part = program.scaled(SHARE)
         self.store = self.host.worker("local", share=SHARE)
         self.primary = MemoryStore(self.host.clock)
         self.local = MemoryStore(self.host.clock)

@@ -28,11 +28,11 @@ Ten slots taken in one operation are the same as the slots of ten calls one righ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import END_US, NEVER_US, Algorithm, Leaf, Shift, Stepped, slowed
+from shapekit.algorithms.base import END_US, NEVER_US, Algorithm, Leaf, Shift, Stepped, share_of, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
@@ -111,7 +111,7 @@ class LeakyQueue(WiredQueue):
         headroom: float = 0.0,
     ) -> None:
         one_of("pace", pace, PACES)
-        paced = min(rates, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
+        paced = paced_of(rates, pace)
         others = [rate for rate in rates if rate is not paced]
         part = part_below(headroom)
         constraints = Constraints(others, part, gates)
@@ -132,6 +132,17 @@ class LeakyQueue(WiredQueue):
             p=p,
             q=q,
             paced=paced is not None,
+        )
+
+    def scaled(self, share: float | Fraction) -> LeakyQueue:
+        """The same limits at a share of their rates."""
+        part, paced = share_of(share), paced_of(self.rates, self.pace)
+        return LeakyQueue(
+            () if paced is None else (slowed(paced, part),),
+            None if paced is None else max(1, int(self.burst * part)),
+            self.pace,
+            [limit.scaled(part) for limit in self.constraints.algorithms],
+            float(self.headroom),
         )
 
     # reserving
@@ -866,6 +877,11 @@ class LeakyQueue(WiredQueue):
             at = line_time(line, now)
             ends = max(self._clears(line), at + self.constraints.lasts(parts, at, (shift, skew, now)))
         return max(0, ends + shift - now, until - now, marked(book) - now)
+
+
+def paced_of(rates: Iterable[Rate], pace: str) -> Rate | None:
+    """The rate that paces a queue, which is the one with the shortest period; None without a pace."""
+    return min(rates, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
 
 
 def has_moved_none(line: Line) -> bool:

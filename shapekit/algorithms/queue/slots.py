@@ -235,7 +235,7 @@ class Places(Value):
             passed.append(self._stretch(row, count))
             rows = self._without(rows, count)
         kept: list[Single] = []
-        for start, end, due, _, undo, receipts in sorted(passed, key=_position):
+        for start, end, due, _, undo, receipts in sorted(passed, key=lambda place: place[:2]):
             if kept and kept[-1][1] == start:
                 start, undo = kept[-1][0], kept[-1][4]  # noqa: PLW2901
             kept = [(start, end, due, 0, undo, receipts)] if end > at * self._q else []
@@ -326,10 +326,6 @@ class Places(Value):
     def _refunded(self, parts: States, row: Row, count: int, ahead: Ahead, call: Call = "waits") -> States:
         dues = [self._due(row, index) for index in range(count)]
         return self._constraints.refund_many(parts, dues, row[5:], ahead, call)
-
-
-def _position(place: Single) -> tuple[int, int]:
-    return place[:2]
 
 
 def _slots(rows: Pages) -> int:

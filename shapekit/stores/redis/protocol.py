@@ -490,12 +490,16 @@ class RedisProgram:
         return settings.known.stored
 
     @staticmethod
-    def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
-        """Replace the overrides of a name if they are the `known` ones; returns whether they were."""
+    def write_overrides(
+        keyspace: Keyspace, settings: Settings, clock: Clock | None, text: str, known: Stored
+    ) -> Conversation:
+        """Replace the overrides of a name if they are the `known` ones; returns whether they were. Then read
+        those in force.
+        """
         values = known.version, str(process.fresh_id()), text
-        return bool(
-            (yield from _reply_to(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *values)))
-        )
+        reply = yield from _reply_to(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *values))
+        yield from RedisProgram.read_overrides(keyspace, settings, clock)
+        return bool(reply)
 
     def trips_for(
         self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
@@ -576,19 +580,16 @@ class RedisProgram:
             # Descriptions seem to be gone: write our own, or the next program will miss that one.
             text = yield from self._introduce(writer_tag)
             if text is None or tag(text) != writer_tag:
-                self._say_lost(writer_tag)
+                if writer_tag not in self._lost:
+                    self._lost.add(writer_tag)
+                    warn(
+                        "the description of a program is gone from Redis: keys of name %r that it has left"
+                        " start afresh; does the server evict keys?",
+                        self.name,
+                    )
                 return None
             self._writers[writer_tag] = revived(text)
         return self._writers[writer_tag]
-
-    def _say_lost(self, writer_tag: int) -> None:
-        if writer_tag not in self._lost:
-            self._lost.add(writer_tag)
-            warn(
-                "the description of a program is gone from Redis: keys of name %r that it has left start"
-                " afresh; does the server evict keys?",
-                self.name,
-            )
 
 
 def talk(conversation: Conversation, say: Callable[[Command], Any]) -> Any:

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary, WeakMethod, ref
+from weakref import WeakKeyDictionary, WeakMethod
 
 from redis import ConnectionPool, Redis, RedisCluster, RedisError
 from redis.asyncio import Redis as AsyncRedis
@@ -59,6 +59,7 @@ from shapekit.stores.base import (
     Key,
     Operation,
     Program,
+    Settings,
     Store,
     Stored,
     check_prefix,
@@ -209,26 +210,28 @@ class RedisStore(Store):
         return now_us
 
     def read_overrides(self, name: str) -> Stored:
-        clock = self.clock if self.clock_decides else None
-        conversation = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
-        overrides: Stored = talk(conversation, self._say)
+        overrides: Stored = talk(RedisProgram.read_overrides(*self._setting(name)), self._say)
         return overrides
 
     async def aread_overrides(self, name: str) -> Stored:
-        if (here := self._here()) is None or self._link is not None:
+        if (here := self._here()) is None:
             return await super().aread_overrides(name)
-        clock = self.clock if self.clock_decides else None
-        conversation = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
-        overrides: Stored = await here.talk(conversation)
+        overrides: Stored = await here.talk(RedisProgram.read_overrides(*self._setting(name)))
         return overrides
 
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
+        is_known: bool = talk(RedisProgram.write_overrides(*self._setting(name), text, known), self._say)
+        return is_known
+
     async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
-        if (here := self._here()) is None or self._link is not None:
+        if (here := self._here()) is None:
             return await super().awrite_overrides(name, text, known)
-        setting = RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known)
-        is_known = await here.talk(setting)
-        await self.aread_overrides(name)
-        return bool(is_known)
+        is_known: bool = await here.talk(RedisProgram.write_overrides(*self._setting(name), text, known))
+        return is_known
+
+    def _setting(self, name: str) -> tuple[Keyspace, Settings, Clock | None]:
+        """Where the overrides of a name are, what is known of them, and the clock by which they end."""
+        return self._keyspace, self.settings(name), self.clock if self.clock_decides else None
 
     def all_overrides(self) -> dict[str, Stored]:
         found = {}
@@ -237,12 +240,6 @@ class RedisStore(Store):
             name = self._keyspace.set_name(place)
             found[name] = stored(version, text)
         return found
-
-    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
-        setting = RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known)
-        is_known = talk(setting, self._say)
-        self.read_overrides(name)
-        return bool(is_known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         talk(self._remote(name, program).forget(key), self._say)
@@ -758,8 +755,6 @@ class Loops:
         self._many = many
         self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
         self._lock = process.lock()
-        # Nearly every call comes from the same loop again.
-        self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
 
     def here(self) -> Loop | None:
         """The `Loop` of the running asyncio loop; None on trio, and for loops that cannot have one."""
@@ -767,19 +762,13 @@ class Loops:
             running = asyncio.get_running_loop()
         except RuntimeError:
             return None
-        if self._recent[0]() is running:
-            return self._recent[1]
         with self._lock:
             found = self._loops.get(running)
-            if found is not None:
-                self._recent = (ref(running), found)
-                return found
-            if self._loops and not self._many:
-                return None
-            # A connection refers to its loop: neither would ever be collected.
-            for ended in [loop for loop in self._loops if loop.is_closed()]:
-                del self._loops[ended]
-            found = self._loops[running] = Loop(self._connect())
+            if found is None and (self._many or not self._loops):
+                # A connection refers to its loop: neither would ever be collected.
+                for ended in [loop for loop in self._loops if loop.is_closed()]:
+                    del self._loops[ended]
+                found = self._loops[running] = Loop(self._connect())
             return found
 
     async def close(self, driver: Driver) -> None:
