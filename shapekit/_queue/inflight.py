@@ -32,7 +32,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, callers_level, has_ended, run, running_loop
+from shapekit._runtime.drivers import (
+    TASKS,
+    Alarm,
+    Driver,
+    Twin,
+    callers_level,
+    has_ended,
+    run,
+    running_loop,
+    running_trio,
+)
 from shapekit.algorithms.inflight import (
     ENTER,
     KEEP,
@@ -569,12 +579,9 @@ def _lives(known: ref[Permit]) -> bool:
 
 def _task() -> object:
     """The current task, or else the current thread."""
-    loop = running_loop()
-    if loop is None:
-        return threading.get_ident()
-    if hasattr(loop, "run_sync_soon"):
-        return sys.modules["trio"].lowlevel.current_task()
-    return sys.modules["asyncio"].current_task()
+    if (trio := running_trio()) is not None:
+        return trio.lowlevel.current_task()
+    return threading.get_ident() if running_loop() is None else sys.modules["asyncio"].current_task()
 
 
 RETRY_US = SECOND_US

@@ -22,10 +22,12 @@ import math
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
+from functools import partial
 from types import FrameType
 from typing import (
     TYPE_CHECKING,
@@ -143,10 +145,11 @@ class AsyncAlarm:
                     timer.cancel()
 
     async def _wait_on_trio(self, seconds: float | None) -> None:
-        sleeper = sys.modules["trio"].Event()
+        trio: Any = sys.modules["trio"]
+        sleeper = trio.Event()
         self._sleepers.append(sleeper)
         try:
-            with within(seconds):
+            with DiscardableScope(trio.move_on_after(math.inf if seconds is None else seconds)):
                 await sleeper.wait()
         finally:
             self._sleepers.remove(sleeper)
@@ -176,17 +179,14 @@ async def others_first() -> None:
 def running_loop() -> Any:
     """The event loop that runs on this thread; None without one."""
     # trio first, since it may be the guest of an asyncio loop.
-    if (trio := _loaded("trio.lowlevel", "current_trio_token")) is not None:
-        try:
-            trio.current_task()
-            return trio.current_trio_token()
-        except RuntimeError:
-            pass
-    if (asyncio := _loaded("asyncio", "get_running_loop")) is None:
-        return None
+    if (trio := running_trio()) is not None:
+        return trio.lowlevel.current_trio_token()
+    # It is never imported here: if it is not loaded, none of its loops runs. Another thread may be in the
+    # middle of importing it, and importing a part of it meanwhile would break both.
+    asyncio: Any = sys.modules.get("asyncio")
     try:
         return asyncio.get_running_loop()
-    except RuntimeError:
+    except (AttributeError, RuntimeError):  # not loaded, half loaded, or not running here
         return None
 
 
@@ -205,16 +205,6 @@ def has_ended(loop: Any) -> bool:
 
 def _nothing() -> None:
     """Passed to a loop to find out whether it still accepts callbacks."""
-
-
-def _loaded(module: str, function: str) -> Any:
-    """The module, if it is loaded and has this function.
-
-    It is never imported here: if it is not loaded, none of its loops runs. Another thread may be in the
-    middle of importing it, and importing a part of it meanwhile would break both.
-    """
-    found = sys.modules.get(module)
-    return found if hasattr(found, function) else None
 
 
 async def given_back(error: BaseException, give_back: GiveBack) -> None:
@@ -236,7 +226,7 @@ def own_copy(error: Exception) -> Exception:
     return own
 
 
-class _Scope(AbstractContextManager[object]):
+class DiscardableScope(AbstractContextManager[object]):
     """A cancel scope in which a coroutine may be discarded."""
 
     __slots__ = ("_scope",)
@@ -264,7 +254,7 @@ async def shielded(work: Callable[[], Awaitable[T]]) -> T:
     takes longer than `LAST_S`; in scopes of trio and anyio, only the store's own timeouts end it.
     """
     if (trio := running_trio()) is not None:
-        with _Scope(trio.CancelScope(shield=True)):
+        with DiscardableScope(trio.CancelScope(shield=True)):
             return await work()
     if (loop := running_loop()) is None:
         return await work()
@@ -272,7 +262,7 @@ async def shielded(work: Callable[[], Awaitable[T]]) -> T:
         return await _finished(loop, work)
     from anyio import CancelScope  # noqa: PLC0415 - loaded already
 
-    with _Scope(CancelScope(shield=True)):
+    with DiscardableScope(CancelScope(shield=True)):
         return await _finished(loop, work)
 
 
@@ -331,48 +321,43 @@ def hidden_tasks() -> list[Any]:
     return [task for task in _HIDDEN.get(running_loop(), ()) if not task.done()]
 
 
-def within(seconds: float | None) -> AbstractContextManager[object]:
-    """A context whose body is cancelled after `seconds`; None for never."""
-    if (trio := running_trio()) is not None:
-        return _Scope(trio.move_on_after(math.inf if seconds is None else seconds))
-    from anyio import move_on_after  # noqa: PLC0415 - loaded only for tasks
-
-    return _Scope(move_on_after(seconds))
-
-
 LAST_CALL_S = 0.005
 """How long a loop that finds the time is up may still read what has arrived."""
 
 
-def answered_within(seconds: float) -> AbstractContextManager[object]:
-    """`within`, but on asyncio, what arrived while the loop was blocked is read before the time is up."""
-    if running_trio() is not None or (loop := running_loop()) is None:
-        return within(seconds)
-    from anyio import CancelScope  # noqa: PLC0415 - as above
+class PatientTimeout:
+    """Like `asyncio.timeout`, but data that arrived while the loop was blocked is read before time is up.
 
-    return _PatientScope(CancelScope(), loop, seconds)
+    With `sign`, the time counts from the instant that `sign()` returns.
+    """
 
+    __slots__ = ("_handle", "_loop", "_seconds", "_sign", "_timer")
 
-class _PatientScope(_Scope):
-    """Cancels its body `LAST_CALL_S` after the loop has noticed that the time is up."""
-
-    __slots__ = ("_loop", "_seconds", "_timer")
-
-    def __init__(self, scope: Any, loop: Any, seconds: float) -> None:
-        super().__init__(scope)
-        self._loop = loop
+    def __init__(self, seconds: float, sign: Callable[[], float] | None = None) -> None:
         self._seconds = seconds
+        self._sign = sign
 
-    def __enter__(self) -> object:
-        self._timer = self._loop.call_later(self._seconds, self._call_last)
-        return super().__enter__()
+    async def __aenter__(self) -> Any:
+        """The timer, which tells whether it has `expired`."""
+        asyncio: Any = sys.modules["asyncio"]
+        self._loop = asyncio.get_running_loop()
+        self._timer = asyncio.timeout(None)
+        await self._timer.__aenter__()
+        self._handle = self._loop.call_later(self._seconds, self._expire)
+        return self._timer
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool | None:
-        self._timer.cancel()
-        return super().__exit__(kind, error, trace)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._handle.cancel()
+        await self._timer.__aexit__(kind, error, trace)
 
-    def _call_last(self) -> None:
-        self._timer = self._loop.call_later(LAST_CALL_S, self._scope.cancel)
+    def _expire(self, *, was_called: bool = False) -> None:
+        left_s = 0.0 if self._sign is None else self._sign() + self._seconds - time.monotonic()
+        if left_s > 0:
+            self._handle = self._loop.call_later(left_s, self._expire)
+        elif not was_called:
+            self._handle = self._loop.call_later(LAST_CALL_S, partial(self._expire, was_called=True))
+        else:
+            self._timer.reschedule(self._loop.time())
 
 
 async def stop_if_cancelled() -> None:
@@ -386,11 +371,8 @@ async def stop_if_cancelled() -> None:
         task = modules["asyncio"].current_task()
         is_struck = task._must_cancel  # noqa: SLF001 - there is no public name
     except (KeyError, AttributeError, RuntimeError):  # no task of asyncio
-        try:
-            modules["trio"].lowlevel.current_task()
-        except (KeyError, AttributeError, RuntimeError):
-            return  # a coroutine that is driven by hand, without a loop
-        await modules["trio"].lowlevel.checkpoint_if_cancelled()
+        if (trio := running_trio()) is not None:  # else the coroutine is driven by hand, without a loop
+            await trio.lowlevel.checkpoint_if_cancelled()
         return
     if is_struck:
         await modules["asyncio"].sleep(0)

@@ -31,7 +31,16 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, answered_within, run
+from shapekit._runtime.drivers import (
+    TASKS,
+    THREADS,
+    DiscardableScope,
+    Driver,
+    PatientTimeout,
+    Twin,
+    run,
+    running_trio,
+)
 from shapekit.algorithms.base import Moment, Operation, Side, of_its, share_of
 from shapekit.algorithms.compose import adopted
 from shapekit.clock import Clock
@@ -698,9 +707,18 @@ class Deadline:
 
     async def acall(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """`call`, awaited: no thread is needed."""
-        with answered_within(self._timeout_us / SECOND_US):
-            return await call(*args)
-        raise self._missed()
+        timeout_s = self._timeout_us / SECOND_US
+        if (trio := running_trio()) is not None:
+            with DiscardableScope(trio.move_on_after(timeout_s)):
+                return await call(*args)
+            raise self._missed()
+        try:
+            async with PatientTimeout(timeout_s) as timer:
+                return await call(*args)
+        except TimeoutError:
+            if timer.expired():
+                raise self._missed() from None
+            raise
 
     def _missed(self) -> StoreUnavailableError:
         return StoreUnavailableError(f"no answer within {span_words(self._timeout_us)}")

@@ -8,7 +8,7 @@ from redis.asyncio import Connection, ConnectionPool
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit import GCRA, Gate, RedisStore
-from shapekit.stores.redis import connections
+from shapekit._runtime import drivers
 from shapekit.stores.redis.connections import AsyncOwnConnections
 
 from ..redis_server import RedisServer
@@ -22,7 +22,7 @@ NEVER = b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$1\r\n0\r\n"
 @pytest.fixture
 def long_last_call(monkeypatch):
     """However busy the machine is."""
-    monkeypatch.setattr(connections, "LAST_CALL_S", 10.0)
+    monkeypatch.setattr(drivers, "LAST_CALL_S", 10.0)
 
 
 @pytest.fixture(scope="module")

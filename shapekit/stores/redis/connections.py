@@ -20,14 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from inspect import signature
 from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from redis.asyncio.cluster import PipelineCommand
@@ -48,7 +45,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import LAST_CALL_S, TASKS, Driver, Twin, run, running_loop
+from shapekit._runtime.drivers import TASKS, Driver, PatientTimeout, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
 
 REDIRECTIONS_AT_MOST = 5
@@ -317,7 +314,7 @@ class AsyncOwnConnections:
             connection, since = self._idle.pop() if self._idle else (self._pool.make_connection(), inf)
             try:
                 # One timer for sending and receiving; the client would set one for each.
-                async with _Deadline(self._timeout_s):
+                async with PatientTimeout(self._timeout_s):
                     idle_s = time.monotonic() - since
                     if since < self._failed_at or idle_s > KEPT_S:
                         await connection.disconnect(nowait=True)
@@ -357,7 +354,7 @@ class AsyncOwnConnections:
         if not self._room.locked():
             return await self._room.acquire()
         try:
-            async with _Deadline(self._timeout_s, lambda: self._replied_at):
+            async with PatientTimeout(self._timeout_s, lambda: self._replied_at):
                 return await self._room.acquire()
         except TimeoutError:
             raise RedisConnectionError(f"no connection was free for {self._timeout_s:g} s") from None
@@ -375,40 +372,6 @@ class AsyncOwnConnections:
         while self._idle:
             connection, _ = self._idle.pop()
             await connection.disconnect(nowait=nowait)
-
-
-class _Deadline:
-    """Like `asyncio.timeout`, but data that arrived while the loop was blocked is read before time is up.
-
-    With `sign`, the time counts from the instant that `sign()` returns.
-    """
-
-    __slots__ = ("_handle", "_seconds", "_sign", "_timer")
-
-    def __init__(self, seconds: float, sign: Callable[[], float] | None = None) -> None:
-        self._seconds = seconds
-        self._sign = sign
-
-    async def __aenter__(self) -> None:
-        self._timer = asyncio.timeout(None)
-        await self._timer.__aenter__()
-        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handle.cancel()
-        await self._timer.__aexit__(kind, error, trace)
-
-    def _expire(self, *, was_called: bool = False) -> None:
-        loop = asyncio.get_running_loop()
-        left_s = 0.0 if self._sign is None else self._sign() + self._seconds - time.monotonic()
-        if left_s > 0:
-            self._handle = loop.call_later(left_s, self._expire)
-        elif not was_called:
-            self._handle = loop.call_later(LAST_CALL_S, partial(self._expire, was_called=True))
-        else:
-            self._timer.reschedule(loop.time())
 
 
 async def aexchange(pool: Any, command: bytes) -> Any:
