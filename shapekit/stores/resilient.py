@@ -181,13 +181,13 @@ class Guard:
         if operation.follows:
             return _each(self._routed(driver, name, program, operation))
         ask = self._prepared(driver, name, program, operation, many=True)
-        return self.guarded(ask, self.outage.bind_many(name, program, operation), self.breaker.attempt)
+        return self.guarded(ask, self.outage.bind_many(name, program, operation))
 
     def _routed(self, driver: Driver, name: str, program: Program, operation: Operation) -> Flow:
         def flow_of(chosen: Operation) -> Flow:
             # A waiting call that is about to leave must not be late because it probes.
-            attempt = self.breaker.attempt if chosen.probes else partial(self.breaker.attempt, probes=False)
-            return self.guarded(self._prepared(driver, name, program, chosen), unmoved, attempt)
+            ask = self._prepared(driver, name, program, chosen)
+            return self.guarded(ask, unmoved, probes=chosen.probes)
 
         unmoved = self.outage.bind(name, program, operation)
         primary = flow_of(operation)
@@ -215,21 +215,38 @@ class Guard:
         return routed
 
     def guarded(
-        self, ask: Twin[Any], outage: Apply, attempt: Callable[[], Attempt], *, at_leisure: bool = False
+        self, ask: Twin[Any], outage: Apply, *, probes: bool = True, at_leisure: bool = False
     ) -> Flow:
-        """The function that asks the primary, within the timeout unless `at_leisure`, or else the mode."""
+        """The function that asks the primary, within the timeout unless `at_leisure`, or else the mode.
+
+        DamagedStateError is an answer of the primary.
+        """
+        breaker = self.breaker
         if not (at_leisure or self.primary.instant):
             ask = Twin(partial(self._deadline.call, ask.call), partial(self._deadline.acall, ask.acall))
 
         async def flow(driver: Driver, *args: Any) -> Any:
             if self._closed:
                 raise StoreUnavailableError("this ResilientStore is closed; make a new one")
+            term = breaker.term(probes=probes)
+            if term is None:
+                return outage(*args)
             try:
-                with attempt() as may_ask:
-                    if may_ask:
-                        return await driver.ask(ask, *args)
+                answer = await driver.ask(ask, *args)
             except DamagedStateError as error:
+                breaker.answered(term)
                 return self._instead(error, outage, args)
+            except StoreUnavailableError as error:
+                breaker.lost(term, error)
+            except GeneratorExit:
+                process.in_background(breaker.undecided, term)  # a dropped coroutine takes no lock
+                raise
+            except BaseException:
+                breaker.undecided(term)
+                raise
+            else:
+                breaker.answered(term)
+                return answer
             return outage(*args)
 
         return flow
@@ -263,7 +280,7 @@ class Guard:
             return bound(*args)
 
         if not self.breaker.is_open:
-            with self.breaker.attempt():
+            with suppress(StoreUnavailableError):
                 bound = bind(*binding)
         return Twin(ask, ask)  # both forms: only one driver uses it
 
@@ -427,7 +444,7 @@ class ResilientStore(Store):
     async def _reset(self, driver: Driver, name: str, program: Program, key: Key) -> None:
         guard = self._guard(name, program, key)
         ask = Twin(self.primary.reset, self.primary.areset)
-        await guard.guarded(ask, guard.breaker.refuse, guard.breaker.attempt)(driver, name, program, key)
+        await guard.guarded(ask, guard.breaker.refuse)(driver, name, program, key)
         if guard.outage.local is not None:
             guard.outage.local.reset(name, program, key)
 
@@ -447,8 +464,7 @@ class ResilientStore(Store):
         return answer
 
     def _of_whole(self, ask: Twin[Any]) -> Flow:
-        whole = self._whole
-        return whole.guarded(ask, whole.breaker.refuse, whole.breaker.attempt, at_leisure=True)
+        return self._whole.guarded(ask, self._whole.breaker.refuse, at_leisure=True)
 
     def close(self) -> None:
         run(self._close)
@@ -511,13 +527,12 @@ FIRST_BACK_OFF_US = 250_000
 LONGEST_BACK_OFF_US = 10 * SECOND_US
 """The longest back-off. Each is cut by up to half, at random, so that workers do not probe together."""
 
-_NOT_ASKING = -1
-
 
 class Breaker:
     """Opens when a store is lost, closes when a probe succeeds, and logs each of these once.
 
-    A probe that never ends delays the next one by twice `patience_us`.
+    Each call asks for the `term` first, and then reports its outcome: `answered`, `lost` or `undecided`. A
+    probe that never ends delays the next one by twice `patience_us`.
     """
 
     def __init__(self, clock: Clock, what: Callable[[], str], patience_us: int) -> None:
@@ -534,12 +549,21 @@ class Breaker:
         self._cause = ""
         self.is_open = False
 
-    def attempt(self, *, probes: bool = True) -> Attempt:
-        """A context manager for one call's attempt, which reports its outcome to the breaker."""
+    def term(self, *, probes: bool = True) -> int | None:
+        """The term in which a call asks; None if it may not ask."""
         term = self._term
-        if self.is_open:
-            term = self._probe() if probes else _NOT_ASKING
-        return Attempt(self, term)
+        if not self.is_open:
+            return term
+        if not probes:
+            return None
+        with self._lock:
+            now = self._clock.now_us()
+            # A clock that was put back must not keep all calls from asking until it has caught up.
+            if self.is_open and self._asked_us <= now < self._due_us:
+                return None
+            if self.is_open:
+                self._wait(now, max(2 * self._patience_us, self._back_off_us))
+            return self._term
 
     def probe_in_us(self) -> int:
         """How long until a call may ask again, at least 1. If the breaker is closed, a single key got no
@@ -551,17 +575,6 @@ class Breaker:
         """Raise the error for a call that may not ask."""
         wait = span_words(self.probe_in_us())
         raise StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
-
-    def _probe(self) -> int:
-        """The term in which this call asks; `_NOT_ASKING` if it may not."""
-        with self._lock:
-            now = self._clock.now_us()
-            # A clock that was put back must not keep all calls from asking until it has caught up.
-            if self.is_open and self._asked_us <= now < self._due_us:
-                return _NOT_ASKING
-            if self.is_open:
-                self._wait(now, max(2 * self._patience_us, self._back_off_us))
-            return self._term
 
     def lost(self, term: int, cause: BaseException) -> None:
         """An attempt failed. If it began in an earlier term, it means nothing for this one."""
@@ -610,37 +623,6 @@ class Breaker:
         self._term += 1
         self._asked_us = now
         self._due_us = now + length_us
-
-
-class Attempt:
-    """One call's attempt to ask. It swallows StoreUnavailableError, after which the mode answers the call.
-
-    DamagedStateError is an answer of the store: it is not swallowed.
-    """
-
-    __slots__ = ("_breaker", "_term")
-
-    def __init__(self, breaker: Breaker, term: int) -> None:
-        self._breaker = breaker
-        self._term = term
-
-    def __enter__(self) -> bool:
-        """Whether the caller may ask."""
-        return self._term != _NOT_ASKING
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if self._term == _NOT_ASKING:
-            return False
-        if error is None or isinstance(error, DamagedStateError):
-            self._breaker.answered(self._term)
-        elif isinstance(error, StoreUnavailableError):
-            self._breaker.lost(self._term, error)
-            return True
-        elif isinstance(error, GeneratorExit):
-            process.in_background(self._breaker.undecided, self._term)  # a dropped coroutine takes no lock
-        else:
-            self._breaker.undecided(self._term)
-        return False
 
 
 def _say(message: str, *args: object) -> None:

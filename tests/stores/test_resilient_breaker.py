@@ -4,6 +4,7 @@ import logging
 import random
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit import GCRA, Gate, MemoryStore, StoreUnavailableError
 from shapekit.stores.base import DamagedStateError
-from shapekit.stores.resilient import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
+from shapekit.stores.resilient import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker, ResilientStore
 from shapekit.testing import ManualClock
 
 from .outages import PATIENCE_S, Host
@@ -48,25 +49,22 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule()
     def somebody_comes(self):
-        attempt = self.breaker.attempt()
-        may_ask = attempt.__enter__()
+        asked_in = self.breaker.term()
         now = self.clock.now_us()
-        assert may_ask == (not self.is_open or now >= self.due)
-        if not may_ask:
-            assert attempt.__exit__(None, None, None) is False
+        assert (asked_in is not None) == (not self.is_open or now >= self.due)
+        if asked_in is None:
             return
         if self.is_open:
             self.term += 1
             self.due = now + max(2 * PATIENCE_US, self.back_off)
-        self.under_way.append((self.term, attempt))
+        self.under_way.append((self.term, asked_in))
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), jitter=st.floats(0, 1, exclude_max=True))
     def somebody_fails(self, data, jitter):
-        term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        term, asked_in = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
         self.jitter = jitter
-        error = StoreUnavailableError("gone")
-        assert attempt.__exit__(StoreUnavailableError, error, None) is True
+        self.breaker.lost(asked_in, StoreUnavailableError("gone"))
         if term != self.term:
             return
         self.term += 1
@@ -83,10 +81,8 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def somebody_is_answered(self, data):
-        term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
-        # That the state of a key is damaged is an answer, too.
-        error = data.draw(st.sampled_from([None, DamagedStateError("it is none")]))
-        assert attempt.__exit__(error and type(error), error, None) is False
+        term, asked_in = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        self.breaker.answered(asked_in)
         if self.is_open and term == self.term:
             self.is_open = False
             self.switches += 1
@@ -94,8 +90,8 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def somebody_is_interrupted(self, data):
-        term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
-        assert attempt.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is False
+        term, asked_in = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        self.breaker.undecided(asked_in)
         if self.is_open and term == self.term:
             self.due = self.clock.now_us()
 
@@ -119,11 +115,55 @@ TestBreaker.settings = settings(max_examples=150, stateful_step_count=40)
 def test_a_clock_that_was_put_back_does_not_delay_the_probe():
     clock = ManualClock(1_000.0)
     breaker = Breaker(clock, lambda: "it", PATIENCE_US)
-    with breaker.attempt():
-        raise StoreUnavailableError("gone")
+    breaker.lost(breaker.term(), StoreUnavailableError("gone"))
+    assert breaker.term() is None
     clock.set(10.0)
-    with breaker.attempt() as may_ask:
-        assert may_ask
+    assert breaker.term() is not None
+
+
+class Moody(MemoryStore):
+    """A store whose next calls raise these errors."""
+
+    moods = ()
+
+    def bind(self, name, program, operation):
+        apply = super().bind(name, program, operation)
+
+        def ask(key, *args):
+            if self.moods and (error := self.moods.pop()):
+                raise error
+            return apply(key, *args)
+
+        return ask
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost", "is_lost_then"),
+    [
+        (None, False, False),
+        (DamagedStateError("it is none"), False, False),
+        (StoreUnavailableError("gone"), True, True),
+        (KeyboardInterrupt(), True, False),
+    ],
+    ids=lambda case: type(case).__name__,
+)
+def test_a_damaged_state_is_an_answer_and_after_an_interrupted_probe_the_next_call_probes(
+    error, is_lost, is_lost_then
+):
+    clock = ManualClock(1_000.0)
+    primary = Moody(clock)
+    store = ResilientStore(primary, on_outage="open")
+    gate = Gate(GCRA("10/s"), store=store, name="gate")
+    primary.moods = [StoreUnavailableError("gone")]
+    assert gate.check()
+    assert store.is_lost
+    clock.advance(LONGEST_BACK_OFF_US / 1e6)
+    primary.moods = [error]
+    with suppress(KeyboardInterrupt):
+        assert gate.check()
+    assert store.is_lost is is_lost
+    assert gate.check()
+    assert store.is_lost is is_lost_then
 
 
 def test_exactly_one_of_many_threads_probes_and_the_others_do_not_wait_for_it():
