@@ -1,14 +1,14 @@
 """Transport: what the wrappers of httpx and httpx2 share; they differ only in the library's classes.
 
-HeldStream: a response body that keeps its request in flight until it ends, fails or is closed.
-
-ObservedStream: the body of a refusal, which may say more than its headers.
+ShapedStream: a response body that keeps its request in flight until it ends, fails or is closed; or the body
+of a refusal, which may say more than its headers.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from shapekit._adapters.http import (
@@ -34,26 +34,33 @@ from shapekit.keys import Target
 from shapekit.policy import Admission, Policy
 
 
-class HeldStream:
+class ShapedStream:
     """A response body that gives the permit back when it ends; mixed in with the library's stream classes.
 
-    The body passes through unchanged. If a response is dropped unread, its admission is collected with it,
-    which gives the permit back, too.
+    With `reply_of`, it is also observed once it was read. It passes through unchanged, and is not read early.
+    If a response is dropped unread, its admission is collected with it, which gives the permit back, too.
     """
 
-    def __init__(self, stream: Any, admission: Admission) -> None:
+    def __init__(
+        self, stream: Any, admission: Admission, reply_of: Callable[[bytes], ResponseView] | None = None
+    ) -> None:
         self._stream = stream
         self._admission = admission
+        self._reply_of = reply_of
 
     def __iter__(self) -> Iterator[bytes]:
+        body = bytearray()
         try:
-            yield from self._stream
+            for part in self._stream:
+                body += part[: self._room(body)]
+                yield part
         except GeneratorExit:
             raise  # not closed yet; and the garbage collector may raise this, at any point
         except BaseException:
             self._admission.leave()
             raise
         self._admission.leave()
+        run(self._ended, body)
 
     def close(self) -> None:
         """Close the body."""
@@ -63,13 +70,16 @@ class HeldStream:
             self._admission.leave()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        body = bytearray()
         try:
             async for part in self._stream:
+                body += part[: self._room(body)]
                 yield part
         except BaseException as error:
             await given_back(error, self._admission.aleave)
             raise
         await self._admission.aleave()
+        await self._ended(TASKS, body)
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
@@ -80,61 +90,30 @@ class HeldStream:
             raise
         await self._admission.aleave()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def _room(self, body: bytearray) -> int:
+        """How many more bytes of the body are kept."""
+        return 0 if self._reply_of is None else _KEPT - len(body)
 
-
-class ObservedStream:
-    """A response body that is observed once it was read; mixed in with the library's stream classes.
-
-    The body passes through unchanged, and is not read early.
-    """
-
-    def __init__(self, stream: Any, admission: Admission, library: Any, response: Any) -> None:
-        self._stream = stream
-        self._admission = admission
-        self._library = library
-        # Not the response itself, which refers to this stream: a dropped one must be collected at once.
-        self._status, self._headers = response.status_code, response.headers
-
-    def __iter__(self) -> Iterator[bytes]:
-        body = bytearray()
-        for part in self._stream:
-            body += part[: _KEPT - len(body)]
-            yield part
-        run(observe_body, self._admission, self._reply(body))
-
-    def close(self) -> None:
-        """Close the body."""
-        self._stream.close()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        body = bytearray()
-        async for part in self._stream:
-            body += part[: _KEPT - len(body)]
-            yield part
-        await observe_body(TASKS, self._admission, self._reply(body))
-
-    async def aclose(self) -> None:
-        """`close`, awaitable."""
-        await self._stream.aclose()
-
-    def _reply(self, sent: bytearray) -> ResponseView:
-        body = None
-        # A short body that is encoded twice may unpack to any size.
-        if len(sent) < _KEPT and "," not in self._headers.get("content-encoding", ""):
-            try:
-                body = self._library.Response(
-                    self._status, headers=self._headers, content=bytes(sent)
-                ).content
-            except Exception as error:
-                if process.from_signal(error):
-                    raise
-                # If it cannot be decoded, the client raises that error itself.
-        return ResponseView(self._status, self._headers, body)
+    async def _ended(self, driver: Driver, body: bytearray) -> None:
+        if self._reply_of is not None:
+            await observe_body(driver, self._admission, self._reply_of(bytes(body)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _reply(library: Any, status: int, headers: Any, sent: bytes) -> ResponseView:
+    """A response with its body, of which the beginning was sent."""
+    body = None
+    # A short body that is encoded twice may unpack to any size.
+    if len(sent) < _KEPT and "," not in headers.get("content-encoding", ""):
+        try:
+            body = library.Response(status, headers=headers, content=sent).content
+        except Exception as error:
+            if process.from_signal(error):
+                raise
+            # If it cannot be decoded, the client raises that error itself.
+    return ResponseView(status, headers, body)
 
 
 _KEPT = MOST_BYTES + 1
@@ -179,15 +158,13 @@ class Transport:
     """The package whose client this is for."""
     refusals: ClassVar[Mapping[type[ShapekitError], type[Exception]]]
     """Errors that are both shapekit's and the library's, by the shapekit error."""
-    _held_stream: ClassVar[Any]
-    _observed_stream: ClassVar[Any]
+    _shaped_stream: ClassVar[Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A client accepts only bodies of its library's own classes.
         bodies = cls.library.SyncByteStream, cls.library.AsyncByteStream
-        cls._held_stream = type("HeldStream", (HeldStream, *bodies), {})
-        cls._observed_stream = type("ObservedStream", (ObservedStream, *bodies), {})
+        cls._shaped_stream = type("ShapedStream", (ShapedStream, *bodies), {})
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
         refuse_rate("transport", transport, type(self).__name__)
@@ -274,7 +251,7 @@ class Transport:
             if response.is_closed:
                 await driver.ask(Twin(admission.leave, admission.aleave))
             else:
-                response.stream = self._held_stream(response.stream, admission)
+                response.stream = self._shaped_stream(response.stream, admission)
         if not may_say(admission, response.status_code, response.headers.raw):
             return
         admission.target = _target(request)
@@ -282,7 +259,9 @@ class Transport:
         content_type = response.headers.get("content-type")
         # One that was read before has been observed.
         if not response.is_closed and body_may_tell(admission, response.status_code, content_type):
-            response.stream = self._observed_stream(response.stream, admission, self.library, response)
+            # Not the response itself, which refers to this stream: a dropped one must be collected at once.
+            reply_of = partial(_reply, self.library, response.status_code, response.headers)
+            response.stream = self._shaped_stream(response.stream, admission, reply_of)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._request_shaper.responds and isinstance(error, RateLimitedError):
