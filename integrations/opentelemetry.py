@@ -11,7 +11,7 @@ wait adds an event to the current span.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Self
@@ -19,11 +19,8 @@ from weakref import WeakKeyDictionary
 
 from shapekit import errors, events
 from shapekit._adapters.metrics import (
-    CALLS,
-    HOLDS,
+    COUNTED,
     READ,
-    STORE_ERRORS,
-    STORE_LOSSES,
     WAIT_BOUNDS,
     WAIT_DURATION,
     Gauges,
@@ -31,6 +28,7 @@ from shapekit._adapters.metrics import (
     Labels,
     Metric,
     Reading,
+    Recorder,
     Tally,
 )
 from shapekit._runtime import process
@@ -40,7 +38,7 @@ from shapekit.policy import Policy
 
 try:
     from opentelemetry import metrics, trace
-    from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 except ImportError as error:
     raise errors.missing("instrument", "otel") from error
 
@@ -80,15 +78,15 @@ class Instruments:
         waits = meter.create_histogram(
             *_described(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS
         )
-        calls, holds = (meter.create_counter(*_described(metric)) for metric in (CALLS, HOLDS))
-        store_errors = meter.create_counter(*_described(STORE_ERRORS))
-        store_losses = meter.create_counter(*_described(STORE_LOSSES))
-        tally = Tally(
-            labels,
-            partial(_Recorder, waits, calls, holds),
-            store_failed=lambda policy: store_errors.add(1, _attributes(STORE_ERRORS, policy)),
-            store_lost=lambda: store_losses.add(1),
-        )
+        record: dict[Metric, Callable[..., None]] = {
+            WAIT_DURATION: waits.record,
+            **{metric: meter.create_counter(*_described(metric)).add for metric in COUNTED},
+        }
+
+        def recorder(metric: Metric, *values: str) -> Recorder:
+            return partial(record[metric], attributes=_attributes(metric, *values))
+
+        tally = Tally(labels, recorder)
         rounds = _ROUNDS.get(provider)
         if rounds is None:
             rounds = _ROUNDS[provider] = Rounds()
@@ -125,29 +123,6 @@ class Instruments:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Recorder:
-    """The series of one key, with attributes made once."""
-
-    __slots__ = ("_calls", "_holds", "_key", "_left", "_waits")
-
-    def __init__(self, waits: Histogram, calls: Counter, holds: Counter, policy: str, key: str) -> None:
-        self._waits = waits
-        self._calls = calls
-        self._holds = holds
-        self._key = _attributes(WAIT_DURATION, policy, key)
-        self._left = _attributes(CALLS, policy, key, "departed")
-
-    def departed(self, waited: float) -> None:
-        self._waits.record(waited, self._key)
-        self._calls.add(1, self._left)
-
-    def ended(self, outcome: str) -> None:
-        self._calls.add(1, {**self._left, "shapekit.outcome": outcome})
-
-    def held(self) -> None:
-        self._holds.add(1, self._key)
 
 
 class Rounds:

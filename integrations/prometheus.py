@@ -14,17 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from shapekit import errors, events
 from shapekit._adapters.metrics import (
-    CALLS,
-    HOLDS,
-    OUTCOMES,
+    COUNTED,
     READ,
     STORE_ERRORS,
-    STORE_LOSSES,
     WAIT_BOUNDS,
     WAIT_DURATION,
     Gauges,
@@ -32,6 +28,7 @@ from shapekit._adapters.metrics import (
     Labels,
     Metric,
     Reading,
+    Recorder,
     Tally,
 )
 from shapekit.errors import ConfigError
@@ -92,25 +89,25 @@ class Instruments:
         if not callable(getattr(registry, "register", None)):
             fix = "pass a CollectorRegistry, or leave it out"
             raise ConfigError("registry", registry, "is not a registry of metrics", fix)
-        waits = Histogram(*_described(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
-        calls, holds, store_errors, store_losses = counters = [
-            Counter(*_described(metric), registry=None)
-            for metric in (CALLS, HOLDS, STORE_ERRORS, STORE_LOSSES)
-        ]
+        instruments: dict[Metric, Any] = {
+            WAIT_DURATION: Histogram(*_described(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS),
+            **{metric: Counter(*_described(metric), registry=None) for metric in COUNTED},
+        }
+
+        def recorder(metric: Metric, *values: str) -> Recorder:
+            series: Any = instruments[metric].labels(*values) if values else instruments[metric]
+            record: Recorder = series.observe if metric is WAIT_DURATION else series.inc
+            return record
+
         collector = ShapekitCollector(*policies, keys=labels)
-        tally = Tally(
-            labels,
-            partial(_Recorder, waits, calls, holds),
-            store_failed=lambda policy: store_errors.labels(policy).inc(),
-            store_lost=store_losses.inc,
-        )
+        tally = Tally(labels, recorder)
         for policy in policies:
-            store_errors.labels(policy.name)
+            recorder(STORE_ERRORS, policy.name)
             for key in labels.own(policy.name):
-                tally.recorder(policy.name, key)
+                tally.series(policy.name, key)
         with ExitStack() as undo:
             undo.callback(collector.close)
-            for shown in (collector, waits, *counters):
+            for shown in (collector, *instruments.values()):
                 try:
                     registry.register(shown)
                 except ValueError as error:
@@ -129,28 +126,6 @@ class Instruments:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Recorder:
-    """The series of one key, created at the start so that rates begin at 0."""
-
-    __slots__ = ("_calls", "_holds", "_left", "_waits")
-
-    def __init__(self, waits: Histogram, calls: Counter, holds: Counter, policy: str, key: str) -> None:
-        self._waits = waits.labels(policy, key)
-        self._calls = partial(calls.labels, policy, key)
-        self._left, *_ = [self._calls(outcome) for outcome in OUTCOMES]
-        self._holds = holds.labels(policy, key)
-
-    def departed(self, waited: float) -> None:
-        self._waits.observe(waited)
-        self._left.inc()
-
-    def ended(self, outcome: str) -> None:
-        self._calls(outcome).inc()
-
-    def held(self) -> None:
-        self._holds.inc()
 
 
 def _families(reading: Reading) -> Iterator[Family]:

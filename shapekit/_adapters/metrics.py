@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import process
 from shapekit.algorithms.queue.wire import LOOK
@@ -76,6 +77,8 @@ STORE_ERRORS = Metric(
 STORE_LOSSES = Metric(
     "store.losses", "counter", "{loss}", (), "How often a ResilientStore has lost its primary."
 )
+COUNTED = (CALLS, HOLDS, STORE_ERRORS, STORE_LOSSES)
+"""The metrics that events count."""
 
 QUEUE_DEPTH = Metric(
     "queue.depth", "sum", "{call}", ("policy",), "Calls of this process that sleep until their slot."
@@ -141,72 +144,75 @@ class Labels:
             return list(self._own.get(policy, ()))
 
 
-class Recorder(Protocol):
-    """Records the calls of one policy and one label."""
+Recorder: TypeAlias = Callable[[float], object]
+"""Adds a value to one series of a metric: how long a call has waited, or how many there were."""
 
-    def departed(self, waited: float) -> None:
-        """Record a call that left after waiting `waited` seconds."""
+
+class _CallSeries:
+    """The series for the calls of one policy and label, created at the start so that rates begin at 0."""
+
+    __slots__ = ("_ended", "_recorder", "held", "waited")
+
+    def __init__(self, recorder: Callable[..., Recorder], policy: str, label: str) -> None:
+        self.waited = recorder(WAIT_DURATION, policy, label)
+        self.held = recorder(HOLDS, policy, label)
+        self._recorder = partial(recorder, CALLS, policy, label)
+        self._ended = {outcome: self._recorder(outcome) for outcome in OUTCOMES}
 
     def ended(self, outcome: str) -> None:
-        """Record a call that ended otherwise."""
-
-    def held(self) -> None:
-        """Record a hold of the key."""
+        """Count a call by how it has ended."""
+        if outcome not in self._ended:
+            self._ended[outcome] = self._recorder(outcome)
+        self._ended[outcome](1)
 
 
 class Tally:
-    """A listener that passes each event to the recorder of its policy and key.
+    """A listener that records each event in the series of its policy and key.
 
-    `make` makes the recorder of a policy and a label, once for each such pair.
+    `recorder` makes the recorder of a metric for values of its labels.
     """
 
-    def __init__(
-        self,
-        labels: Labels,
-        make: Callable[[str, str], Recorder],
-        store_failed: Callable[[str], object],
-        store_lost: Callable[[], object],
-    ) -> None:
+    def __init__(self, labels: Labels, recorder: Callable[..., Recorder]) -> None:
         self._labels = labels
-        self._make = make
-        self._store_failed = store_failed
-        self._store_lost = store_lost
-        self._recorders: dict[tuple[str, str], Recorder] = {}
+        self._recorder = recorder
+        self._series: dict[tuple[str, str], _CallSeries] = {}
         self._lock = process.lock()
 
     def __call__(self, event: Event) -> None:
         if type(event) is Departed:
-            self.recorder(event.policy, event.key).departed(event.delay)
+            series = self.series(event.policy, event.key)
+            series.waited(event.delay)
+            series.ended("departed")
         elif type(event) is Reserved:
             pass  # another event will tell how the call ends
         elif type(event) is Refused:
-            self.recorder(event.policy, event.key).ended(event.code)
+            self.series(event.policy, event.key).ended(event.code)
         elif type(event) is Cancelled:
-            self.recorder(event.policy, event.key).ended("cancelled")
+            self.series(event.policy, event.key).ended("cancelled")
         elif type(event) is Measured:
             outcome = "measured" if event.code is None else "measured_refused"
-            self.recorder(event.policy, event.key).ended(outcome)
+            self.series(event.policy, event.key).ended(outcome)
         elif type(event) is Held:
             # If a server refuses many calls at once, each of them places the same hold: count it once.
             if event.added == event.length:
-                self.recorder(event.policy, event.key).held()
+                self.series(event.policy, event.key).held(1)
         elif type(event) is StoreFailed:
-            self._store_failed(event.policy)
+            self._recorder(STORE_ERRORS, event.policy)(1)
         elif type(event) is StoreLost:
-            self._store_lost()
+            self._recorder(STORE_LOSSES)(1)
 
-    def recorder(self, policy: str, key: str) -> Recorder:
-        """The recorder for the calls of a key."""
-        recorder = self._recorders.get((policy, key))
-        return self._labelled(policy, key) if recorder is None else recorder
+    def series(self, policy: str, key: str) -> _CallSeries:
+        """The series for the calls of a key."""
+        series = self._series.get((policy, key))
+        return self._labelled(policy, key) if series is None else series
 
-    def _labelled(self, policy: str, key: str) -> Recorder:
-        # Recorders are kept by label and not by key: there may be too many keys.
-        series = (policy, self._labels.of(policy, key))
+    def _labelled(self, policy: str, key: str) -> _CallSeries:
+        # They are kept by label and not by key: there may be too many keys.
+        label = self._labels.of(policy, key)
         with self._lock:
-            if series not in self._recorders:
-                self._recorders[series] = self._make(*series)
-            return self._recorders[series]
+            if (policy, label) not in self._series:
+                self._series[policy, label] = _CallSeries(self._recorder, policy, label)
+            return self._series[policy, label]
 
 
 def _checked_key(key: object) -> str:
