@@ -393,8 +393,8 @@ def _delays_by_seconds(app: Any) -> bool:
 
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
-    """The policy with these keywords, on the app's store."""
-    if spec.get("store") is None:
+    """The policy of a shape, on the app's store if it names none."""
+    if spec.get("policy") is None and spec.get("store") is None:
         spec = {**spec, "store": store_of(app)}
     return policy_of(spec, name=name)
 
@@ -510,11 +510,9 @@ class ShapedTask(Task):
         if self.shape is None:
             fix = 'write @app.task(base=ShapedTask, shape={"rate": "10/s"})'
             raise ConfigError("shape", None, "is missing", fix)
-        spec, policy = checked_shape(self.shape)
-        if spec or policy is None:
-            check_without_store(spec, self.run)
-        made = (lambda: policy) if policy else lambda: policy_from(spec, self.app, str(self.name))
-        _shape_run(self, made, spec)
+        spec = checked_shape(self.shape)
+        check_without_store(spec, self.run)
+        _shape_run(self, lambda: policy_from(spec, self.app, str(self.name)), spec)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -635,11 +633,8 @@ def _hear_of_tasks(app: Any) -> None:
 
 
 def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
-    spec, policy = checked_shape(shape)
-    if spec or policy is None:
-        check_without_store(spec)
-    if policy is not None:
-        return (lambda: policy), spec
+    spec = checked_shape(shape)
+    check_without_store(spec)
     return functools.cache(lambda: policy_from(spec, app, pattern)), spec
 
 

@@ -59,12 +59,10 @@ Shape: TypeAlias = Policy | TaskShape
 OWN: Final = ("policy", "key", "cost", "on_reject", "grace")
 
 
-def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
-    """The keywords of a shape, and its policy if there is one."""
+def checked_shape(shape: object) -> Mapping[str, Any]:
+    """The keywords of a shape; a policy alone is short for the keyword `policy`."""
     if isinstance(shape, Policy):
-        if shape.permits is not None:
-            raise in_flight()
-        return {}, shape
+        shape = {"policy": shape}
     if not isinstance(shape, Mapping):
         example = 'write shape={"rate": "10/s"}, or shape=policy'
         raise ConfigError("shape", shape, "is neither a policy nor its keywords", example)
@@ -79,7 +77,7 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
         checked_policy(policy, "shape['policy']")
     if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
         raise in_flight()
-    return shape, policy
+    return shape
 
 
 def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | None = None) -> None:
@@ -97,7 +95,10 @@ def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | 
 
 
 def policy_of(spec: Mapping[str, Any], **otherwise: Any) -> Policy:
-    """The policy with the keywords of a shape; `otherwise` holds the defaults."""
+    """The policy of a shape, or one with its keywords; `otherwise` holds their defaults."""
+    policy: Policy | None = spec.get("policy")
+    if policy is not None:
+        return policy
     return Policy(**(otherwise | {field: value for field, value in spec.items() if field not in OWN}))
 
 
@@ -182,9 +183,8 @@ class ShapedTasks:
         store: StoreLike | None = None,
         ahead_s: float = 0.0,
     ) -> None:
-        spec, policy = checked_shape(shape)
-        if policy is None:
-            policy = policy_of(spec, name=name, store=store)
+        spec = checked_shape(shape)
+        policy = policy_of(spec, name=name, store=store)
         if not policy.shaper.core.store.shared:
             fix = f'give policy {policy.name!r} a shared one, such as "redis://localhost"'
             raise ConfigError("store", policy.shaper.core.store, "is in the memory of each process", fix)
