@@ -9,7 +9,7 @@ has exactly one answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -125,23 +125,34 @@ def same(one: Any, other: Any) -> bool:
     return one.__class__ is other.__class__ and bool(one == other)
 
 
-class Asked(NamedTuple):
-    """A question to the store: the program that asks, and the operation."""
-
-    program: int
-    operation: Operation | None
-    key: Key
-    args: tuple[Any, ...]
-
-
 class Event(NamedTuple):
-    """A question, when it was asked, and the answer."""
+    """A question to the store, when it was asked, and the answer."""
 
     number: int
     now_us: int
     ahead_us: int
-    asked: Asked
+    program: int
+    """The number of the program that asked."""
+    operation: Operation | None
+    key: Key
+    args: tuple[Any, ...]
     answer: Any
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """The slots in the answer; a single one may be a refusal."""
+        if self.operation is RESERVE:
+            return (Grant(*self.answer),)
+        if self.operation is RESERVE_MANY:
+            return tuple(granted for granted in self.answer[1] if granted.accepted)
+        return ()
+
+    @property
+    def wait_us(self) -> int:
+        """How long the answer asks to wait."""
+        if isinstance(self.answer, Decision):
+            return self.answer.retry_after_us
+        return self.grants[-1].wait_us if self.grants else 0
 
 
 class Disagreement(Exception):  # noqa: N818 - it is caught and raised as an AssertionError
@@ -153,76 +164,24 @@ class Disagreement(Exception):  # noqa: N818 - it is caught and raised as an Ass
         self.lawful = lawful
 
 
-Play: TypeAlias = Generator[Asked, Any, None]
-
-
-def play(timeline: Timeline, clock: ManualClock) -> Play:
-    """A generator that yields each question and is sent its answer or error; raises Disagreement if wrong."""
-    truth = AllowedStates(clock.now_us())
-    events: list[Event] = []
-    receipts: dict[int, Any] = {}
-    grants: dict[int, Grant] = {}
-    batches: dict[int, tuple[Grant, ...]] = {}
-    granted_by: dict[int, int] = {}
-    wait_us = 0
-    for step in timeline.steps:
-        # A grant is given back and settled by the queue that granted it, in whose units it is.
-        index = granted_by.get(step.of, step.program)
-        program = timeline.trials[index].program
-        args = _resolved(step, receipts, grants, batches)
-        if args is None:
-            continue
-        _move(clock, step, wait_us, truth.highest_us)
-        key = timeline.key(step.key)
-        question = Asked(index, step.operation, key, args)
-        answer = yield question
-        now, wall = clock.now_us(), clock.wall_us()
-        events.append(Event(step.number, now, wall - now, question, answer))
-        if step.operation is None:
-            truth.reset(program, key)
-            if answer is not None:
-                raise Disagreement(events, (None,))
-            continue
-        lawful = truth.hear(program, step.operation, key, args, (now, wall - now), answer)
-        if lawful:
-            raise Disagreement(events, lawful)
-        wait_us = 0
-        if isinstance(answer, Decision):
-            wait_us = answer.retry_after_us
-            receipts[step.number] = answer.receipt
-        elif step.operation is RESERVE:
-            granted_by[step.number] = index
-            grants[step.number] = grant = Grant(*answer)
-            wait_us = grant.wait_us
-        elif step.operation is RESERVE_MANY:
-            granted_by[step.number] = index
-            batches[step.number] = taken = tuple(granted for granted in answer[1] if granted.accepted)
-            if taken:
-                grants[step.number] = taken[-1]
-                wait_us = taken[-1].wait_us
-
-
-def _resolved(
-    step: Step, receipts: dict[int, Any], grants: dict[int, Grant], batches: dict[int, tuple[Grant, ...]]
-) -> tuple[Any, ...] | None:
-    """The arguments, or None if the step refers to a grant or receipt that does not exist."""
+def _resolved(step: Step, earlier: Event | None) -> tuple[Any, ...] | None:
+    """The arguments, or None if the earlier step has no grant or receipt that this one could refer to."""
     if step.operation is CANCEL_MANY:
-        taken = batches.get(step.of)
-        return None if taken is None else (taken,)
+        is_batch = earlier is not None and earlier.operation is RESERVE_MANY
+        return (earlier.grants,) if earlier is not None and is_batch else None
     if step.operation in (CANCEL, LATE, SETTLE):
-        grant = grants.get(step.of)
-        if grant is None or not grant.accepted:
+        if earlier is None or not earlier.grants or not earlier.grants[-1].accepted:
             return None
+        grant = earlier.grants[-1]
         if step.operation is LATE:
             many, nonce = step.args
             return (((grant.generation, grant.due_us, grant.cost, nonce),) * many,)
         return (grant,) if step.operation is CANCEL else ((grant, *step.args),)
+    decision = None if earlier is None else earlier.answer
+    receipt = decision.receipt if isinstance(decision, Decision) else None
     if step.operation is REFUND:
-        receipt = receipts.get(step.of)
         return None if receipt is None else (*step.args, receipt)
-    if step.operation is DEBIT:
-        return (*step.args, receipts.get(step.of))
-    return step.args
+    return (*step.args, receipt) if step.operation is DEBIT else step.args
 
 
 def _move(clock: ManualClock, step: Step, wait_us: int, highest_us: int) -> None:
@@ -258,28 +217,47 @@ class Bench:
         self.highest_us = start_us
         self._bound = cache(partial(self.store.twin, "timelines"))
 
-    async def ask(self, driver: Driver, timeline: Timeline, question: Asked) -> Any:
-        """Put one question to the store."""
-        program = timeline.trials[question.program].program
-        if question.operation is None:
-            return await driver.ask(
-                Twin(self.store.reset, self.store.areset), "timelines", program, question.key
-            )
-        return await driver.ask(self._bound(program, question.operation), question.key, *question.args)
-
     async def replay(self, driver: Driver, timeline: Timeline) -> None:
         """Run a timeline; raises Disagreement if the store answers a question wrongly."""
-        questions, answer = play(timeline, self.clock), None
-        while True:
+        clock = self.clock
+        truth = AllowedStates(clock.now_us())
+        events: dict[int, Event] = {}
+        wait_us = 0
+        for step in timeline.steps:
+            earlier = events.get(step.of)
+            # A grant is given back and settled by the queue that granted it, in whose units it is.
+            is_of_grants = earlier is not None and earlier.operation in (RESERVE, RESERVE_MANY)
+            index = earlier.program if earlier is not None and is_of_grants else step.program
+            program = timeline.trials[index].program
+            args = _resolved(step, earlier)
+            if args is None:
+                continue
+            _move(clock, step, wait_us, truth.highest_us)
+            self.highest_us = max(self.highest_us, clock.now_us())
+            key = timeline.key(step.key)
             try:
-                question = questions.send(answer)
-            except StopIteration:
-                return
-            self.highest_us = max(self.highest_us, self.clock.now_us())
-            try:
-                answer = await self.ask(driver, timeline, question)
+                answer = await self._ask(driver, program, step.operation, key, args)
             except Exception as error:
                 answer = error
+            now, wall = clock.now_us(), clock.wall_us()
+            event = Event(step.number, now, wall - now, index, step.operation, key, args, answer)
+            events[step.number] = event
+            if step.operation is None:
+                truth.reset(program, key)
+                if answer is not None:
+                    raise Disagreement([*events.values()], (None,))
+                continue
+            lawful = truth.hear(program, step.operation, key, args, (now, wall - now), answer)
+            if lawful:
+                raise Disagreement([*events.values()], lawful)
+            wait_us = event.wait_us
+
+    async def _ask(
+        self, driver: Driver, program: Any, operation: Operation | None, key: Key, args: tuple[Any, ...]
+    ) -> Any:
+        if operation is None:
+            return await driver.ask(Twin(self.store.reset, self.store.areset), "timelines", program, key)
+        return await driver.ask(self._bound(program, operation), key, *args)
 
     async def close(self, driver: Driver) -> None:
         await driver.ask(Twin(self.store.close, self.store.aclose))
@@ -360,11 +338,10 @@ def _text(timeline: Timeline, found: Disagreement, how: str) -> str:
 
 
 def _line(event: Event) -> str:
-    program, operation, key, args = event.asked
-    by = f" by program {program}" if program else ""
+    by = f" by program {event.program}" if event.program else ""
     ahead = f" (civil time {event.ahead_us:+} µs)" if event.ahead_us else ""
-    arguments = ", ".join(map(repr, (key, *args)))
-    return f"  #{event.number} at {event.now_us} µs{ahead}: {operation}({arguments}){by} -> {event.answer!r}"
+    asked = f"{event.operation}({', '.join(map(repr, (event.key, *event.args)))}){by}"
+    return f"  #{event.number} at {event.now_us} µs{ahead}: {asked} -> {event.answer!r}"
 
 
 def _differences(lawful: Any, answer: Any) -> list[str]:
