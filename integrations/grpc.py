@@ -113,7 +113,6 @@ class _UnsentError(UnsentError, aio.AioRpcError, grpc.Call, grpc.Future):  # pyr
         self.args = args
 
     __str__ = Exception.__str__
-    __repr__ = Exception.__repr__
 
     def details(self) -> str:
         return str(self)

@@ -110,6 +110,10 @@ class ShapekitError(Exception):
     code: ClassVar[str] = "shapekit_error"
     """The kind of error, as a text that never changes."""
 
+    def __repr__(self) -> str:
+        # Many logs, such as Celery's, show no more of an error than this.
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class ConfigError(ShapekitError, ValueError):
     """An argument can never work. The message names the field, its value, what is wrong and how to fix it."""

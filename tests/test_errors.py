@@ -133,6 +133,12 @@ def test_the_text(error):
     assert str(error) == EXAMPLES[error]
 
 
+@EACH
+def test_the_repr_shows_the_text(error):
+    # Celery logs the repr of the error of a task, and `gather` returns errors that are printed in a list.
+    assert repr(error) == f"{type(error).__name__}({EXAMPLES[error]!r})"
+
+
 def same(again, error):
     assert type(again) is type(error)
     assert str(again) == str(error)
