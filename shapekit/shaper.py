@@ -45,7 +45,7 @@ from shapekit.algorithms.queue.slots import (
     followed,
 )
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
-from shapekit.clock import CHUNK_S, Clock, Sleepers, forgets
+from shapekit.clock import CHUNK_S, Clock, Sleepers
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, CostExceedsLimitError, StoreUnavailableError
 from shapekit.events import Listener, Listening
@@ -389,11 +389,6 @@ class Reservation:
         return self.granted[ACCEPTED]
 
     @property
-    def leaves_now(self) -> bool:
-        """Whether the call may leave at once."""
-        return self.granted[ACCEPTED] and not self.granted[WAIT_US]
-
-    @property
     def grant(self) -> Grant:
         """Every detail of the grant, as plain values that another process can use."""
         return Grant(*self.granted)
@@ -508,19 +503,17 @@ class Core:
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         store.settings(name).listen(self.reporter.overrides_changed)
-        self.budgets = Budgets(name, queue, store, self.reporter.listeners)
-        self.waiter = Waiter(name, queue, store, self.sleepers, self.status, self.reporter)
         bound, changing = (name, queue), self.status.changing
         self.grant = store.twin(*bound, RESERVE) if self.prefetch is None else self.prefetch.grant
         self.look = store.twin(*bound, LOOK)
+        self.budgets = Budgets(self)
+        self.waiter = Waiter(self)
         self._cancel = store.twin(*bound, CANCEL)
         self._settle = store.twin(*bound, SETTLE)
         self._hold = changing(store.twin(*bound, HOLD))
         self._mark = store.twin(*bound, MARK)
         self._resume = changing(store.twin(*bound, RESUME))
         self._reset = changing(Twin(partial(store.reset, *bound), partial(store.areset, *bound)))
-        forgets(self.reporter, Reporter.begin)
-        forgets(self.budgets, Budgets.begin)
 
     def check(self, key: str, cost: int) -> str:
         """The key as plain text; raises for a wrong key, or a cost above the limit in the code."""
@@ -548,25 +541,19 @@ class Core:
     async def reserve(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """Reserve a slot, and tell the listeners whether it was granted or refused."""
         try:
-            # `reserve_untold`, inlined: a nested flow would take a tenth of a call with a listener.
-            granted: Granted = (
-                _unshaped(cost)
-                if SWITCH.offs
-                else await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id()))
-            )
+            reservation = await self.reserve_untold(driver, key, cost, bound_us)
         except StoreUnavailableError as error:
             self.reporter.failed(key, error)
             raise
-        reservation, accepted = Reservation(self, key, granted), granted[ACCEPTED]
         try:
-            if accepted:
+            if reservation:
                 self.reporter.reserved(reservation)
             elif self.reporter.listeners:
                 self.reporter.refused(key, cost, refusal(reservation, bound_us))
             if self.budgets.has_quotas:
                 await self.budgets.look(driver, key)
         except BaseException as error:
-            if accepted:
+            if reservation:
                 await driver.given_back(error, partial(self.waiter.give_up, driver, reservation, error))
             raise
         return reservation
@@ -577,24 +564,16 @@ class Core:
             return Reservation(self, key, _unshaped(cost))
         return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id())))
 
-    async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
-        """`reserve` for a call that leaves as soon as it may; None if it has left already."""
-        reservation = await self.reserve(driver, key, cost, self.max_wait_us)
-        if not reservation.leaves_now:
-            return reservation
-        await self.waiter.wait(driver, reservation, None, None, tells=True)
-        return None
-
     def taker(self, key: str, cost: int) -> Callable[[], Reservation | None]:
-        """`take` for threads, prepared for calls of one key and cost; a call that has to wait continues with
-        `leave`.
+        """`reserve` for threads, prepared for calls of one key and cost. A call that has a reservation
+        continues with `leave`; None if it leaves at once, and no listener has to know.
         """
         key = self.check(key, cost)
         grant, bound_us = self.grant.call, self.max_wait_us
 
         def take() -> Reservation | None:
             if SWITCH.loud:
-                return run(self.take, key, cost)
+                return run(self.reserve, key, cost, bound_us)
             granted: Granted = grant(key, (cost, bound_us, process.fresh_id()))
             # A plain tuple: most of these calls leave at once and need no Reservation.
             return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)

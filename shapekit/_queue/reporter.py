@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import Driver
-from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.quota import QuotaUsage, quotas_of
 from shapekit.clock import Clock, Sleepers, forgets
 from shapekit.errors import (
@@ -49,13 +47,12 @@ from shapekit.events import (
     StoreFailed,
 )
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import Store
 
 if TYPE_CHECKING:
     from logging import Logger
 
     from shapekit.algorithms.overrides import Overrides
-    from shapekit.shaper import Reservation
+    from shapekit.shaper import Core, Reservation
 
 PERCENTS = (80, 95)
 """The shares of a limit that are reported by default, in percent."""
@@ -80,17 +77,18 @@ class _Watched:
 class Budgets:
     """Reports how much of each quota of one shaper is used; each share once per period and process."""
 
-    def __init__(self, name: str, queue: LeakyQueue, store: Store, listeners: Listeners) -> None:
-        self._name = name
-        self._queue = queue
-        self._listeners = listeners
-        self._clock = store.clock
-        self._read = store.twin(name, queue, LOOK)
-        self._settings = store.settings(name)
-        self.has_quotas = bool(quotas_of(queue, None, 0, 0))
+    def __init__(self, core: Core) -> None:
+        self._name = core.name
+        self._queue = core.queue
+        self._listeners = core.reporter.listeners
+        self._clock = core.clock
+        self._read = core.look
+        self._settings = core.store.settings(core.name)
+        self.has_quotas = bool(quotas_of(core.queue, None, 0, 0))
         self.percents: tuple[int, ...] = PERCENTS
         self._lock = process.lock()
         self.begin()
+        forgets(self, Budgets.begin)
 
     def begin(self) -> None:
         """Start with nothing reported."""
@@ -210,6 +208,7 @@ class Reporter:
         self._sleepers = sleepers
         self._lock = process.lock()
         self.begin()
+        forgets(self, Reporter.begin)
 
     def begin(self) -> None:
         """Start with nothing reported."""

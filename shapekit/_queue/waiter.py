@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
-from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG, Reporter
+from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, own_copy, run
 from shapekit._runtime.process import SWITCH
@@ -41,7 +41,7 @@ from shapekit.algorithms.queue.slots import (
     followed,
 )
 from shapekit.algorithms.queue.wire import CONFIRM, FOLLOW, LATE, UNKNOWN
-from shapekit.clock import Clock, Sleepers, StoreClock
+from shapekit.clock import Clock, StoreClock
 from shapekit.decision import Decision
 from shapekit.errors import (
     QueueFullError,
@@ -55,7 +55,7 @@ from shapekit.stores.base import Settings, Store, companion
 
 if TYPE_CHECKING:
     from shapekit._queue.prefetch import Prefetch
-    from shapekit.shaper import Reservation
+    from shapekit.shaper import Core, Reservation
 
 MOST_MOVES = 8
 """How often a call gets another slot: if answers take longer than a slot, it would never leave."""
@@ -69,22 +69,15 @@ FINEST = 2**26
 class Waiter:
     """Waits for the slots of one shaper. A call that does not leave, for any reason, gives its slot back."""
 
-    def __init__(
-        self,
-        name: str,
-        queue: LeakyQueue,
-        store: Store,
-        sleepers: Sleepers,
-        status: KeyStatus,
-        reporter: Reporter,
-    ) -> None:
-        self._clock = store.clock
-        self._sleepers = sleepers
-        self._status = status
-        self._reporter = reporter
-        self._prefetch = status.prefetch
-        self._grace_us = queue.grace_us
-        self._late_calls = LateCalls(status.changing(store.twin(name, queue, LATE), is_news=False))
+    def __init__(self, core: Core) -> None:
+        self._clock = core.clock
+        self._sleepers = core.sleepers
+        self._status = core.status
+        self._reporter = core.reporter
+        self._prefetch = core.prefetch
+        self._grace_us = core.queue.grace_us
+        late = core.store.twin(core.name, core.queue, LATE)
+        self._late_calls = LateCalls(core.status.changing(late, is_news=False))
 
     async def wait(
         self,

@@ -43,7 +43,7 @@ INTERNAL = {
     "Shaper": "core",
     "Policy": "is_plain permits scoped",
     "Admission": "enclosing holds_permit leave_soon policy taken target",
-    "Reservation": "after_waiting core costing grant granted leaves_now",
+    "Reservation": "after_waiting core costing grant granted",
     "AdaptiveRate": "learn",
     # What errors are made of again: in another process, in a message that names the file.
     "ConfigError": "within",

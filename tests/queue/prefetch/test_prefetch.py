@@ -289,7 +289,7 @@ def test_what_goes_wrong_is_told_those_who_wait_and_ends_with_the_trouble(store,
 def test_a_call_that_has_missed_its_slot_gets_another_one(store, shaper_on, clock, limit):
     shaper = shaper_on(store, "10/s", **limit)
     taken = [shaper.reserve() for _ in range(5)]
-    waiting = [reservation for reservation in taken if not reservation.leaves_now]
+    waiting = [reservation for reservation in taken if reservation.delay]
     clock.advance(1)
     granted = run(shaper.core.prefetch.exchange, "default", taken[0].grant)
     assert granted.accepted
