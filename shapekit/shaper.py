@@ -22,10 +22,9 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     TASKS,
     Driver,
-    ThreadCall,
     Twin,
-    Workers,
     may_be_cancelled,
+    on_thread,
     run,
     stop_if_cancelled,
 )
@@ -133,7 +132,8 @@ class Shaper:
             if not rates and (queue.headroom or pace != "smooth"):
                 option, value = ("headroom", headroom) if queue.headroom else ("pace", pace)
                 raise ConfigError(option, value, "has no rate to apply to", "leave it out, or give a rate")
-        opened, self._owns_store = open_store(store, clock)
+        opened, is_own = open_store(store, clock)
+        self._own_store = opened if is_own else None
         self.name = checked_name(name, opened, "shaper")
         """The name under which the store keeps the shaper's keys."""
         self._max_wait_us = max_wait_us(max_wait)
@@ -342,15 +342,11 @@ class Shaper:
 
     def close(self) -> None:
         """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it."""
-        run(self.core.close, self._owned)
+        run(self.core.close, self._own_store)
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
-        await self.core.close(TASKS, self._owned)
-
-    @property
-    def _owned(self) -> Store | None:
-        return self.core.store if self._owns_store else None
+        await self.core.close(TASKS, self._own_store)
 
     def __repr__(self) -> str:
         return f"Shaper({', '.join(limits_shown(self))}, name={self.name!r})"
@@ -750,7 +746,7 @@ class Core:
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
             if calls <= _FORESEEN_AT_ONCE or not self.queue_of(key).constraints.algorithms:
                 return look()
-            return await driver.ask(Twin(look, partial(ThreadCall(look, lambda _: None).run, Workers())))
+            return await driver.ask(on_thread(look))
 
     def queue_of(self, key: str) -> LeakyQueue:
         """The queue that applies to a key, as far as this process knows: the shaper's, or an override's."""
@@ -780,7 +776,7 @@ class Core:
         self.sleepers.close()
         await driver.shielded(partial(self.sleepers.given_back, driver))
         if self.prefetch is not None:
-            await driver.ask(Twin(self.prefetch.close, self.prefetch.aclose))
+            await driver.ask(on_thread(self.prefetch.close))
         if store is not None:
             await driver.ask(Twin(store.close, store.aclose))
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.waiter import KeyState
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, ThreadCall, Twin, Workers, own_copy, run
+from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, Twin, own_copy, run
 from shapekit.algorithms.queue.queue import LEAST_GRACE_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
@@ -571,9 +571,6 @@ class Prefetch:
             for entry in entries:
                 entry.news.set()
             return [entry.fetcher for entry in entries if entry.fetcher is not None]
-
-    async def aclose(self) -> None:
-        await ThreadCall(self.close, lambda _: None).run(Workers())
 
     # under the lock
 

@@ -212,7 +212,7 @@ class Waiter:
                 due_us, turn_us = pending.due_us, pending.asks_at_us(allowed_us)
                 # A call whose slot has moved stood in line by the old one.
                 is_out_of_line = is_apart or turn_us != asks_at_us
-                if driver.has_order and is_out_of_line and turn_us <= now_us:
+                if is_out_of_line and turn_us <= now_us:
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
                     now_us = self._clock.now_us()
                 if pending.due_us == due_us and await self._may_leave(driver, pending, allowed_us, now_us):

@@ -32,7 +32,6 @@ from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
-    ClassVar,
     Concatenate,
     Generic,
     NamedTuple,
@@ -266,9 +265,6 @@ async def shielded(work: Callable[[], Awaitable[T]]) -> T:
         return await _finished(loop, work)
 
 
-LAST_S = process.LAST_S
-
-
 async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
     asyncio: Any = sys.modules["asyncio"]
     sleeper, is_done, struck = loop.create_future(), False, list[BaseException]()
@@ -288,7 +284,7 @@ async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
             await sleeper
         except asyncio.CancelledError as error:
             if not struck:
-                loop.call_later(LAST_S, task.cancel)
+                loop.call_later(process.LAST_S, task.cancel)
             sleeper, struck = loop.create_future(), [error]
     try:
         answer: T = task.result()
@@ -505,8 +501,6 @@ class Driver:
 
     alarm: Callable[[], Any] = AsyncAlarm
     """Makes an alarm, which ends a sleep."""
-    has_order: ClassVar[bool] = True
-    """Whether calls that are due leave in order, as the tasks of one loop do; threads do not."""
 
     def ask(self, twin: Twin[T], /, *args: Any, **kwargs: Any) -> Awaitable[T]:
         """Do the operation, and return its result."""
@@ -565,7 +559,6 @@ class _Threads(Driver):
     """The same for threads, on the spot: nothing here suspends."""
 
     alarm = ThreadAlarm
-    has_order = False
 
     async def ask(self, twin: Twin[T], /, *args: Any, **kwargs: Any) -> T:
         return twin.call(*args, **kwargs)
@@ -654,6 +647,11 @@ class Workers:
     def close(self) -> None:
         """Let the threads end as soon as they have nothing to do."""
         self._pools.clear()
+
+
+def on_thread(call: Callable[[], T]) -> Twin[T]:
+    """A call that takes long and has nothing to give back, as a twin: a task awaits it on another thread."""
+    return Twin(call, lambda: ThreadCall(call, lambda _: None).run(Workers()))
 
 
 class ThreadCall(Generic[T]):

@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 from shapekit import Policy, RedisStore, Shaper
-from shapekit._runtime import drivers
-from shapekit.stores.redis import store as redis_store
+from shapekit._runtime import process
 
 from ..witness import Stopwatch
 from .conftest import BURST, PATIENCE_S
@@ -157,8 +156,7 @@ def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, pre
 
 
 def test_a_loop_ends_although_its_server_never_answers(proxy, prefix, monkeypatch):
-    monkeypatch.setattr(drivers, "LAST_S", 0.05)
-    monkeypatch.setattr(redis_store, "LAST_S", 0.05)
+    monkeypatch.setattr(process, "LAST_S", 0.05)
 
     async def main():
         store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={10 * PATIENCE_S}", prefix=prefix)

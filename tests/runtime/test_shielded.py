@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from shapekit._runtime import drivers
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, hidden_tasks, run, shielded
 from shapekit.testing import ManualClock
 
@@ -89,7 +89,7 @@ def test_what_cancels_it_strikes_when_it_has_ended():
 
 
 def test_what_never_ends_is_ended_when_it_was_cancelled_again(monkeypatch):
-    monkeypatch.setattr(drivers, "LAST_S", 0.01)
+    monkeypatch.setattr(process, "LAST_S", 0.01)
     ended = []
 
     async def endless():

@@ -248,24 +248,12 @@ class Constraints(Value):
                 longest = max(longest, algorithm.life(before, at + real, skew))
         return longest
 
-    def inspect(self, states: Any) -> None:
-        """Check states that were read; raise if an algorithm cannot have written its own."""
-        each(self.algorithms, "inspect", states)
-
     def twins(self, instants: Sequence[int]) -> list[Any]:
         """What the Lua twins of the algorithms are constructed from."""
         return [
             [algorithm.twin(instants), algorithm.aligned, algorithm.kind, algorithm.civil]
             for algorithm in self.algorithms
         ]
-
-    def states_sent(self, states: States) -> list[Any]:
-        """The states in the form of the twins."""
-        return each(self.algorithms, "state_sent", states)
-
-    def states_received(self, sent: Sequence[Any]) -> States:
-        """The states from the twins."""
-        return tuple(each(self.algorithms, "state_received", sent))
 
     def receipts_sent(self, receipts: Receipts) -> list[Any]:
         """The receipts in the form of the twins; empty if nothing was charged."""

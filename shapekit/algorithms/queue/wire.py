@@ -13,6 +13,7 @@ from json import dumps, loads
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shapekit.algorithms.base import NOWHERE, Moment, Operation, Run, Side, Undo, decision_of, side_of
+from shapekit.algorithms.compose import each
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted, Move, Moves, Places, Row, Single
@@ -87,14 +88,13 @@ class WiredQueue(Value):
             if len(pauses) > slots.MOST_PAUSES:
                 raise ValueError("too many pauses")
             slots.inspect_moves(changes)
-        self.constraints.inspect(parts)
+        each(self.constraints.algorithms, "inspect", parts)
 
     def state_sent(self, line: Any) -> list[Any]:
         """A line in the form of the twin."""
         tail, newest, generation, number, until, shift, book, parts = line
-        book_sent = self._book_sent(book)
-        own = (newest, generation, number, until, shift, book_sent, self.constraints.states_sent(parts))
-        return [*divmod(tail, self.q), *own]
+        own = each(self.constraints.algorithms, "state_sent", parts)
+        return [*divmod(tail, self.q), newest, generation, number, until, shift, self._book_sent(book), own]
 
     def state_received(self, sent: Any) -> Any:
         """A line from the twin."""
@@ -107,7 +107,7 @@ class WiredQueue(Value):
             until,
             shift,
             self._book_received(book),
-            self.constraints.states_received(parts),
+            tuple(each(self.constraints.algorithms, "state_received", parts)),
         )
 
     def before_run(self, sent: Any) -> Any:

@@ -39,7 +39,6 @@ from redis.retry import Retry
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
-    LAST_S,
     TASKS,
     Driver,
     hidden_task,
@@ -214,7 +213,8 @@ class RedisStore(Store):
         return overrides
 
     async def aread_overrides(self, name: str) -> Stored:
-        if (here := self._here()) is None:
+        # By the synchronous client, if there is one: so a rare call opens no connection of this event loop.
+        if (here := self._here()) is None or self._link is not None:
             return await super().aread_overrides(name)
         overrides: Stored = await here.talk(RedisProgram.read_overrides(*self._setting(name)))
         return overrides
@@ -224,7 +224,7 @@ class RedisStore(Store):
         return is_known
 
     async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
-        if (here := self._here()) is None:
+        if (here := self._here()) is None or self._link is not None:
             return await super().awrite_overrides(name, text, known)
         is_known: bool = await here.talk(RedisProgram.write_overrides(*self._setting(name), text, known))
         return is_known
@@ -571,7 +571,7 @@ class _Finishing(asyncio.Future[None]):
 
     def cancel(self, msg: Any = None) -> bool:
         """Go on, but not for ever: a client may have no timeout."""
-        self.get_loop().call_later(LAST_S, self._work.cancel)
+        self.get_loop().call_later(process.LAST_S, self._work.cancel)
         return True
 
     def __getattr__(self, name: str) -> Any:
