@@ -22,6 +22,7 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
+    UnsentError,
     body_may_tell,
     by_timeout,
     may_say,
@@ -55,15 +56,11 @@ __all__ = [
 ]
 
 
-class _Unsent(aiohttp.ClientError):
-    """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__()
-        self.args = args
+class _UnsentError(UnsentError, aiohttp.ClientError):
+    """A request that was not sent."""
 
 
-class QueueFullError(errors.QueueFullError, _Unsent):
+class QueueFullError(errors.QueueFullError, _UnsentError):
     """`shapekit.QueueFullError` that is also an `aiohttp.ClientError`."""
 
 
@@ -80,7 +77,7 @@ class TimeoutTooShortError(QueueFullError, TimeoutError):
         return self._exceeds(f"the {left} that the total timeout leaves", "raise ClientTimeout(total=…)")
 
 
-class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
+class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
     """`shapekit.QuotaExhaustedError` that is also an `aiohttp.ClientError`."""
 
 
@@ -88,7 +85,7 @@ class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
     """`shapekit.AccountExhaustedError` that is also an `aiohttp.ClientError`."""
 
 
-class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
+class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also an `aiohttp.ClientError`."""
 
 

@@ -10,7 +10,6 @@ authentication. Retries by urllib3 (`max_retries=`) happen below the adapter and
 from __future__ import annotations
 
 import copy
-import inspect
 import uuid
 import weakref
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from shapekit._adapters.http import (
     ShapingInfo,
     UnsentError,
     body_may_tell,
+    inner_options,
     may_say,
     observe,
     observe_body,
@@ -158,15 +158,8 @@ class ShapedAdapter(BaseAdapter):
 
     def __init__(self, adapter: BaseAdapter | None = None, **options: Unpack[_Options]) -> None:
         refuse_rate("adapter", adapter, "ShapedAdapter")
-        inner: Any = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
+        inner = inner_options(options, HTTPAdapter, "adapter", adapter)
         shaping: Any = {name: value for name, value in options.items() if name not in inner}
-        known = inspect.signature(HTTPAdapter).parameters
-        for name, value in inner.items():
-            if name not in known:
-                raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
-            if adapter is not None:
-                fix = "set it on that adapter"
-                raise ConfigError(name, value, "conflicts with the adapter that is given", fix)
         if adapter is None:
             adapter = HTTPAdapter(**inner)
         _settle(self, adapter, _Limit("ShapedAdapter", shaping))

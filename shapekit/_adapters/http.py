@@ -25,6 +25,7 @@ Request options: options of single requests, for clients whose requests cannot c
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -265,21 +266,26 @@ class RequestShaper:
         self, request: Any, options: Any = None, *, fits_s: float | None = None
     ) -> Admission | None:
         """The admission of a request, for the caller to enter; None if the request is not shaped."""
-        given = _NO_OPTIONS if options is None else _PerRequest.checked(options)
+        given = _NONE if options is None else _checked_options(options)
         plan = self._routes.find(self._reading.target(request)) or self._main
-        if plan is None or given.skip:
+        if plan is None or given.get("skip"):
             return None
         policy, key, cost = plan
-        if given.cost is not None:
-            cost = given.cost
+        own_key, own_cost, max_wait = (
+            given.get("key"),
+            given.get("cost"),
+            given.get("max_wait", AS_CONFIGURED),
+        )
+        if own_cost is not None:
+            cost = own_cost
         elif not isinstance(cost, int):
             cost = cost(request)
             if type(cost) is not int:
                 raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
         admission = policy.admit(
-            key(request) if given.key is None else given.key,
+            key(request) if own_key is None else own_key,
             cost=cost,
-            max_wait=given.max_wait if fits_s is None else self._shorter(policy, given.max_wait, fits_s),
+            max_wait=max_wait if fits_s is None else self._shorter(policy, max_wait, fits_s),
         )
         admission.target = self._reading.target(request)
         return admission
@@ -346,34 +352,24 @@ class RequestShaper:
         return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 
 
-class _PerRequest(NamedTuple):
-    """The checked options of a single request."""
-
-    cost: int | None = None
-    key: str | None = None
-    max_wait: Duration | None = AS_CONFIGURED
-    skip: bool = False
-
-    @classmethod
-    def checked(cls, options: Any) -> Self:
-        if not isinstance(options, Mapping):
-            raise ConfigError("shapekit", options, "is not a dict", 'write {"cost": 5}')
-        for field in options:
-            if field not in cls._fields:
-                known = ", ".join(cls._fields)
-                raise ConfigError(f"shapekit.{field}", options[field], "is unknown", f"use some of {known}")
-        given = cls(**options)
-        if given.cost is not None:
-            whole("shapekit.cost", given.cost)
-        if given.max_wait is not AS_CONFIGURED and given.max_wait is not None:
-            duration_us("shapekit.max_wait", given.max_wait, least=0)
-        if given.key is not None and not isinstance(given.key, str):
-            raise ConfigError("shapekit.key", given.key, "is not text", 'pass a str such as "tenant-1"')
-        boolean("shapekit.skip", given.skip)
-        return given
+def _checked_options(options: Any) -> RequestOptions:
+    if not isinstance(options, Mapping):
+        raise ConfigError("shapekit", options, "is not a dict", 'write {"cost": 5}')
+    for field in options:
+        if field not in RequestOptions.__annotations__:
+            known = ", ".join(RequestOptions.__annotations__)
+            raise ConfigError(f"shapekit.{field}", options[field], "is unknown", f"use some of {known}")
+    if options.get("cost") is not None:
+        whole("shapekit.cost", options["cost"])
+    if options.get("max_wait", AS_CONFIGURED) not in (AS_CONFIGURED, None):
+        duration_us("shapekit.max_wait", options["max_wait"], least=0)
+    if options.get("key") is not None and not isinstance(options["key"], str):
+        raise ConfigError("shapekit.key", options["key"], "is not text", 'pass a str such as "tenant-1"')
+    boolean("shapekit.skip", options.get("skip", False))
+    checked: Any = options
+    return checked
 
 
-_NO_OPTIONS = _PerRequest()
 _NO_WAITS: Mapping[str, Any] = {}
 
 
@@ -530,6 +526,23 @@ def shaped_already(field: str, given: object, call: str = "request") -> ConfigEr
     """The error for a client that is shaped twice."""
     bound = f"is shaped already: each {call} would wait twice"
     return ConfigError(field, given, bound, "shape it once; give several limits to one policy, or to routes=")
+
+
+def inner_options(
+    options: Mapping[str, Any], kind: Callable[..., object], field: str, given: object
+) -> dict[str, Any]:
+    """The keywords of a wrapper that are for the object that it sends through: one that is `given` as
+    `field`, or one of this kind.
+    """
+    known = inspect.signature(kind).parameters
+    inner = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
+    for name, value in inner.items():
+        if name not in known:
+            raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
+        if given is not None:
+            bound, fix = f"conflicts with the {field} that is given", f"set it on that {field}"
+            raise ConfigError(name, value, bound, fix)
+    return inner
 
 
 def refuse_rate(field: str, given: object, wrapper: str) -> None:

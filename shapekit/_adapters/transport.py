@@ -6,7 +6,6 @@ of a refusal, which may say more than its headers.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -15,9 +14,9 @@ from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ResponseView,
-    Shaping,
     ShapingInfo,
     body_may_tell,
+    inner_options,
     may_say,
     observe,
     observe_body,
@@ -168,7 +167,7 @@ class Transport:
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
         refuse_rate("transport", transport, type(self).__name__)
-        inner = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
+        inner = inner_options(options, self.library.HTTPTransport, "transport", transport)
         shaping: Any = {name: value for name, value in options.items() if name not in inner}
         self._settle_on(transport, inner, RequestShaper(type(self).__name__, READING, **shaping))
 
@@ -182,13 +181,6 @@ class Transport:
     def _settle_on(self, transport: Any, options: dict[str, Any], request_shaper: RequestShaper) -> None:
         if transport is not None and not _is_transport(transport):
             raise ConfigError("transport", transport, "is not a transport", "pass one, or none at all")
-        known = inspect.signature(self.library.HTTPTransport).parameters
-        for name, value in options.items():
-            if name not in known:
-                raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
-            if transport is not None:
-                fix = "set it on that transport"
-                raise ConfigError(name, value, "conflicts with the transport that is given", fix)
         self._request_shaper = request_shaper
         self._inner = _Inner(self.library, transport, options)
 
