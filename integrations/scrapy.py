@@ -18,7 +18,9 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -230,7 +232,8 @@ class _OwnLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._futures: set[Future[Any]] = set()
+        """Those of the tasks that have not ended: the loop itself does not keep its tasks."""
         # A daemon, so that a process that ends at once does not wait for it.
         threading.Thread(target=self._work, name="shapekit-scrapy", daemon=True).start()
 
@@ -240,23 +243,17 @@ class _OwnLoop:
 
         deferred: Any = Deferred()
 
-        def begin() -> None:
-            task = self._loop.create_task(function(*args))
-            self._tasks.add(task)
-            task.add_done_callback(end)
-
-        def end(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            reactor.callFromThread(tell, task)
-
-        def tell(task: asyncio.Task[Any]) -> None:
-            error = task.exception()
+        def tell(future: Future[Any]) -> None:
+            self._futures.discard(future)
+            error = future.exception()
             if error is None:
-                deferred.callback(task.result())
+                deferred.callback(future.result())
             else:
                 deferred.errback(error)
 
-        self.call(begin)
+        future = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
+        self._futures.add(future)
+        future.add_done_callback(partial(reactor.callFromThread, tell))
         return deferred
 
     def call(self, function: Callable[[], object]) -> None:
