@@ -21,7 +21,7 @@ from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate, text_of
-from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, Line, LLMCall, told_tokens
+from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, Line, LLMCall
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
 from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, Learning, TokenUsage, counter, estimated
 from shapekit.llm.wrap import wrapped
@@ -195,7 +195,7 @@ class LLMBudget:
         )
         self._estimate: TokenUsage | Callable[..., Any] | None = None
         if estimate is not None:
-            self._estimate = estimate if callable(estimate) else self._tokens("estimate", estimate)
+            self._estimate = estimate if callable(estimate) else self._books.told("estimate", estimate)
         gates_of_all = [
             gate for budget_limit in budget_limits for gate in budget_limit.policy.shaper.core.queue.gates
         ]
@@ -353,7 +353,7 @@ class LLMBudget:
     ) -> tuple[TokenUsage, Learn]:
         """What a call reserves, and the function that learns from its usage."""
         if asked is not None and not isinstance(asked, Mapping):
-            return self._tokens("asked", asked), None
+            return self._books.told("asked", asked), None
         estimate = self._estimate
         if isinstance(estimate, TokenUsage):
             return estimate, None
@@ -361,7 +361,7 @@ class LLMBudget:
             fix = "pass a number of tokens, or the call's arguments"
             raise ConfigError("asked", asked, "is missing, and the estimate depends on it", fix)
         if estimate is not None:
-            return self._tokens("estimate", estimate(**asked)), None
+            return self._books.told("estimate", estimate(**asked)), None
         usage = estimated(asked, self._count)
         if self._learning is None:
             return usage, None
@@ -370,9 +370,6 @@ class LLMBudget:
         # A learned estimate never decides whether a call can be admitted at all.
         fits = self._books.fits(usage, price, call_key) and self._books.fits(learned, price, call_key)
         return learned if fits else usage, partial(self._learning.learn, like, usage)
-
-    def _tokens(self, field: str, value: Any) -> TokenUsage:
-        return told_tokens(field, value, self._books.budget_limits)
 
     def _call_key(self, key: str | None, asked: Asked | None = None) -> str:
         return text_of(self._key_of(asked) if key is None else key)

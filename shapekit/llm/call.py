@@ -517,6 +517,17 @@ class Books(NamedTuple):
         """Whether a call with this estimate can ever be admitted."""
         return all(limit.reserved(usage, price) <= limit.most(key) for limit in self.budget_limits)
 
+    def told(self, field: str, value: object) -> TokenUsage:
+        """A usage, or one made from numbers of tokens.
+
+        A single number is refused if input and output are counted separately.
+        """
+        usage = told_usage(field, value)
+        if type(value) is int and any(limit.part != "total" for limit in self.budget_limits):
+            fix = "pass (input, output), or the answer"
+            raise ConfigError(field, value, "does not say how much of it is input", fix)
+        return usage
+
     async def charges(self, driver: Driver, usage: TokenUsage, price: Price | None, key: str) -> list[Charge]:
         """What a call with this estimate takes from each policy."""
         charges = [await limit.charge(driver, usage, price, key) for limit in self.budget_limits]
@@ -699,7 +710,7 @@ class LLMCall:
     def _usage(self, answer: Any) -> TokenUsage | None:
         self._check_entered()
         if isinstance(answer, tuple) or type(answer) is int:
-            return told_tokens("answer", answer, self._books.budget_limits)
+            return self._books.told("answer", answer)
         return usage_of(answer)
 
     def _free(self, error: BaseException) -> list[Admission]:
@@ -754,15 +765,3 @@ async def settle_seen(driver: Driver, call: LLMCall, stream_usage: StreamUsage) 
 def log_errors(call: LLMCall) -> ErrorsLogged:
     """A context manager that logs errors of the work after a call."""
     return ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm")
-
-
-def told_tokens(field: str, value: object, budget_limits: Sequence[BudgetLimit]) -> TokenUsage:
-    """A usage, or one made from numbers of tokens.
-
-    A single number is refused if input and output are counted separately.
-    """
-    usage = told_usage(field, value)
-    if type(value) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):
-        fix = "pass (input, output), or the answer"
-        raise ConfigError(field, value, "does not say how much of it is input", fix)
-    return usage
