@@ -40,14 +40,14 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import registry
 from kombu.utils.functional import maybe_list
 
-from shapekit._adapters.tasks import LEAST_GRACE_S
+from shapekit._adapters.tasks import LEAST_GRACE_S, check_shared
 from shapekit._queue.moving import pause_us
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
-from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
+from shapekit.errors import RateLimitedError, StoreUnavailableError
 from shapekit.integrations.celery import (
     AHEAD_HEADER,
     SLOT_HEADER,
@@ -683,11 +683,7 @@ class MessageBuffer:
         consumer = self._consumer
         shaped = [task.shaped for task in consumer.app.tasks.values() if hasattr(task, "shaped")]
         for one in shaped:
-            if not one.policy.shaper.core.store.shared:
-                fix = f"give policy {one.policy.name!r} a shared one"
-                raise ConfigError(
-                    "store", one.policy.shaper.core.store, "is in the memory of each process", fix
-                )
+            check_shared(one.policy)
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}

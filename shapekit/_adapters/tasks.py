@@ -108,6 +108,14 @@ def calls_of(policy: Policy, spec: Mapping[str, Any], function: Callable[..., An
     return Calls(policy, function, checked_key(key), checked_cost(cost))
 
 
+def check_shared(policy: Policy) -> None:
+    """Raise ConfigError for a policy whose limits other workers do not share."""
+    store = policy.shaper.core.store
+    if not store.shared:
+        fix = f'give policy {policy.name!r} a shared one, such as "redis://localhost"'
+        raise ConfigError("store", store, "is in the memory of each process", fix)
+
+
 def in_flight() -> ConfigError:
     """The error for a shape that bounds the calls in flight."""
     bound = "counts calls while they are made, and a shaped task waits elsewhere than it runs"
@@ -185,9 +193,7 @@ class ShapedTasks:
     ) -> None:
         spec = checked_shape(shape)
         policy = policy_of(spec, name=name, store=store)
-        if not policy.shaper.core.store.shared:
-            fix = f'give policy {policy.name!r} a shared one, such as "redis://localhost"'
-            raise ConfigError("store", policy.shaper.core.store, "is in the memory of each process", fix)
+        check_shared(policy)
         self.policy = policy
         self.calls = calls_of(policy, spec, function)
         """The key and the cost that each task has under the policy."""

@@ -38,6 +38,7 @@ class TestDeclaring:
             ({"rate": "10/s", "max_wait": -1}, "max_wait"),
             ({"rate": "10/s", "key": "{nobody}"}, "key"),
             ({"policy": Policy("1/s"), "key": "{nobody}"}, "key"),
+            (Policy("1/s", key="{nobody}"), "key"),
             ({"policy": Policy("1/s"), "cost": "much"}, "cost"),
         ],
     )
