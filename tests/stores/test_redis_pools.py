@@ -3,15 +3,17 @@
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 
 import pytest
 from redis import BlockingConnectionPool, ConnectionPool, Redis, RedisError
 
-from shapekit import GCRA, Gate, ResilientStore, StoreUnavailableError
+from shapekit import GCRA, Gate, ResilientStore, Shaper, StoreUnavailableError
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.redis.connections import OwnConnections, packed
 
+from ..faults.leftovers import Leftovers
 from ..redis_server import RedisServer, shared_server
 
 
@@ -101,6 +103,42 @@ def test_a_connection_that_comes_back_as_its_store_is_closed_is_closed_too():
     kept._idle = Idle()
     assert kept.exchange(packed(("PING",))) == b"PONG"
     assert [connection._sock for connection in opened] == [None]
+
+
+@pytest.mark.parametrize("ends", ["done", "cancelled", "failed"])
+def test_an_event_loop_that_ends_closes_its_connections(ends):
+    """Nothing else could: a wrapper that is given a URL makes the store, and closes only what it wraps."""
+    store = RedisStore.from_url(shared_server().url, prefix=f"ends-{ends}")
+    shaper = Shaper("1/h", name="api", store=store)
+    shaper.reserve()
+
+    async def calls():
+        waiting = asyncio.create_task(shaper.aschedule())
+        await asyncio.gather(*(shaper.areserve(key) for key in "abc"))
+        if ends == "failed":
+            raise LookupError
+        if ends == "cancelled":
+            waiting.cancel()
+
+    left = Leftovers()
+    for _ in range(2):
+        with suppress(LookupError):
+            asyncio.run(calls())
+        assert left.sockets == 0
+    assert shaper.reserve("d").accepted  # the store itself is still open
+    store.close()
+
+
+def test_a_store_that_is_dropped_on_an_event_loop_closes_its_connections_there():
+    async def calls():
+        store = RedisStore.from_url(shared_server().url, prefix="dropped")
+        gate = Gate(GCRA("1/h"), name="api", store=store)
+        assert all(await asyncio.gather(*(gate.acheck(key) for key in "abc")))
+        store.reset_all()
+
+    left = Leftovers()
+    asyncio.run(calls())
+    assert left.sockets == 0
 
 
 ANSWERED = """

@@ -19,13 +19,14 @@ StoreUnavailableError, and at most this one call was charged for nothing.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from contextlib import suppress
 from inspect import signature
 from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from redis.asyncio.cluster import PipelineCommand
 from redis.client import NEVER_DECODE
@@ -47,6 +48,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, PatientTimeout, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 REDIRECTIONS_AT_MOST = 5
 REFRESH_PAUSE_S = 1.0
@@ -305,6 +309,16 @@ class AsyncOwnConnections:
         self._room = asyncio.Semaphore(pool.max_connections)
         self._idle: list[tuple[Any, float]] = []
         self._failed_at = self._replied_at = 0.0
+        # A connection can be closed only on its loop. A loop that ends, as in `asyncio.run`, closes each
+        # asynchronous generator that has begun, by `aclose`, and this passes for one.
+        if (begun := sys.get_asyncgen_hooks().firstiter) is not None:
+            begun(cast("AsyncGenerator[Any, Any]", self))
+
+    def __del__(self) -> None:
+        if running_loop() is self._loop:
+            for connection, _ in self._idle:
+                with suppress(Exception):  # no caller is left that an error could reach
+                    connection.disconnect(nowait=True).send(None)
 
     async def exchange(self, command: bytes) -> Any:
         """The reply to a command; an error that the server replied is returned."""
