@@ -642,6 +642,11 @@ class StoreClock:
         self.trip_us = 0
         """How long a quick trip takes; 0 until enough trips were made to tell."""
 
+    @property
+    def lead_us(self) -> int:
+        """How far ahead the callers' clock is, by the last answer; 0 if none was recorded."""
+        return 0 if self.decides or self._known is None else self._known[0]
+
     def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
         """Record an answer that arrived at `now_us`; returns how far ahead the callers' clock is."""
         ahead_us = self.ahead_us(there_us, now_us)

@@ -36,6 +36,7 @@ from shapekit.algorithms.queue.slots import (
     ACCEPTED,
     COST,
     DEPARTS_AT_US,
+    GENERATION,
     QUEUE,
     REFUSAL,
     WAIT_US,
@@ -719,7 +720,8 @@ class Core:
         """Seconds until a slot comes, including holds placed since; negative once it has passed."""
         with self.reporter.watching(reservation.key):
             key_state = await self.status.ask(driver, reservation.key)
-        pending = PendingWait(reservation, key_state.ahead_us, None, None)
+        ahead_us = self.status.ahead_of(reservation.granted[GENERATION], key_state)
+        pending = PendingWait(reservation, ahead_us, None, None)
         pending.hear(key_state, self.clock.now_us())
         return (pending.due_us - self.clock.now_us()) / SECOND_US
 

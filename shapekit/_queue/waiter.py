@@ -147,7 +147,7 @@ class Waiter:
         granted = reservation.granted
         wait_us = granted[WAIT_US]
         ahead_us, store_clock = 0, self._status.store_clock
-        if not store_clock.decides:
+        if not store_clock.decides and granted[GENERATION] >= 0:
             there_us, now_us = granted[DEPARTS_AT_US] - wait_us, self._clock.now_us()
             known_us = store_clock.ahead_us(there_us, now_us)
             ahead_us = now_us - there_us if known_us is None else known_us
@@ -279,7 +279,8 @@ class Waiter:
         # If other calls are late as well, a shared answer from before could give one slot to two calls.
         is_shared = reservation.queue.slot_us <= FRESH_US
         now_us, key_state = await self._status.heard(driver, key, is_shared=is_shared)
-        pending = PendingWait(reservation, key_state.ahead_us, None, None)
+        ahead_us = self._status.ahead_of(reservation.granted[GENERATION], key_state)
+        pending = PendingWait(reservation, ahead_us, None, None)
         pending.hear(key_state, now_us)
         if not pending.was_missed(grace_us, now_us):
             departs_at_us = pending.departs_at_us(key_state.until_us, now_us)
@@ -293,7 +294,7 @@ class Waiter:
         leaves_at_us, stands_until_us = await self._late_calls.ask(driver, key, pending.order, late)
         if stands_until_us == UNKNOWN:
             return None
-        remaining_us = leaves_at_us + key_state.ahead_us - self._clock.now_us()
+        remaining_us = leaves_at_us + ahead_us - self._clock.now_us()
         return Coming(_departing(reservation, leaves_at_us), remaining_us / SECOND_US, has_moved=True)
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
@@ -477,6 +478,8 @@ class PendingWait:
             # Another call has taken what was left of a quota.
             raise refusal(type(reservation)(self._core, self.key, grant), None)
         self.exchanges += 1
+        if (grant.generation < 0) is not (self._generation < 0):
+            self._ahead_us = 0 if grant.generation < 0 else self._core.status.store_clock.lead_us
         self._take(grant, grant.queue or self._core.queue)
         self.queue = grant.queue
         self.is_held = self.is_marked = grant.held
@@ -519,7 +522,8 @@ class PendingWait:
         move it. A late call that has got another slot keeps it unless a hold lasts longer.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
-        self._ahead_us = ahead_us
+        if min(generation, self._generation) >= 0:
+            self._ahead_us = ahead_us  # else this is a fallback's answer or slot, on another clock
         self.is_marked = mark_us + ahead_us > now_us
         if generation != self._generation:
             moved = followed(self.grant, key_state.changes, self._core.queue.constraints)
@@ -803,6 +807,15 @@ class KeyStatus:
         prefetch.hear(key, key_state, asked_us, doubts)
         return heard_us, key_state
 
+    def ahead_of(self, generation: int, key_state: KeyState) -> int:
+        """How far the clock that callers sleep by is ahead of the one that a slot's instants are on.
+
+        A fallback of a store that is gone uses the callers' clock, and its answers do not show the lead.
+        """
+        if generation < 0:
+            return 0
+        return key_state.ahead_us if key_state.generation >= 0 else self.store_clock.lead_us
+
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
         return self._questions.watch(key)
@@ -845,7 +858,9 @@ class KeyStatus:
     def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed
         now_us = self._clock.now_us()
-        ahead = 0 if self.instant else self.store_clock.hear(asked_us, there, now_us)
+        # An answer without a generation may be a fallback's, by the callers' clock and without a trip.
+        is_from_store = generation >= 0 and not self.instant
+        ahead = self.store_clock.hear(asked_us, there, now_us) if is_from_store else 0
         return now_us, KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
     def _followed(self, answer: tuple[Any, ...], asked_us: int = 0) -> tuple[int, KeyState]:
