@@ -1,4 +1,4 @@
-"""The command: whatever it is given, it does it, or says in one line on stderr why not; never a traceback."""
+"""The command does what its words say, or prints one line on stderr that says why not; never a traceback."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check_ended(result: Result, words: list[Any]) -> None:
 
 
 @given(words=commands())
-def test_it_is_done_or_told_in_a_line(world: World, words: list[str]) -> None:
+def test_a_command_is_done_or_explained_in_one_line(world: World, words: list[str]) -> None:
     check_ended(world.run(words), words)
 
 

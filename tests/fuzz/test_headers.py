@@ -43,12 +43,12 @@ headers = st.lists(
 
 
 @given(st.sampled_from(STATUSES), headers, st.sampled_from(["auto", *DIALECTS]), st.floats(-5, 5))
-def test_no_header_raises_or_holds_for_longer_than_it_may(
-    status: int, told: list[tuple[str, str]], dialect: str, ago: float
+def test_no_header_raises_or_causes_a_hold_above_the_longest(
+    status: int, headers_sent: list[tuple[str, str]], dialect: str, ago: float
 ) -> None:
     feedback = Feedback(dialect)
     for _ in range(2):
-        hint = feedback.read(status, told, sent_at=AT - ago, received_at=AT)
+        hint = feedback.read(status, headers_sent, sent_at=AT - ago, received_at=AT)
         if hint is None:
             assert status != 429
             continue
@@ -59,12 +59,12 @@ def test_no_header_raises_or_holds_for_longer_than_it_may(
 
 
 @given(anything(GOOD), st.floats(0, 4e9))
-def test_fields_are_finite_or_nothing(text: str, now: float) -> None:
+def test_fields_are_finite_numbers_or_none(text: str, now: float) -> None:
     for read in (lambda: duration(text), lambda: rfc3339(text), lambda: http_date(text, now)):
-        told = read()
-        assert told is None or math.isfinite(told)
-    for told in (until(text, now), retry_after(text, now)):
-        assert told is None or math.isfinite(told)
+        value = read()
+        assert value is None or math.isfinite(value)
+    for value in (until(text, now), retry_after(text, now)):
+        assert value is None or math.isfinite(value)
     assert (until(text, now) or 0) >= 0
 
 
@@ -72,7 +72,7 @@ MOMENTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31), timezones=s
 
 
 @given(MOMENTS)
-def test_dates_are_read_as_what_they_were(moment: datetime) -> None:
+def test_dates_are_read_as_written(moment: datetime) -> None:
     moment = moment.replace(microsecond=0)
     instant = (moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)
     day = f"{moment:%d}"
@@ -86,14 +86,14 @@ def test_dates_are_read_as_what_they_were(moment: datetime) -> None:
 
 
 @given(MOMENTS, st.integers(-23 * 60, 23 * 60))
-def test_timestamps_are_read_as_what_they_were(moment: datetime, offset: int) -> None:
+def test_timestamps_are_read_as_written(moment: datetime, offset: int) -> None:
     assume(1971 < moment.year < 9999)
     sign, minutes = "-" if offset < 0 else "+", abs(offset)
     there = moment + timedelta(minutes=offset)
     text = f"{there:%Y-%m-%dT%H:%M:%S}.{there.microsecond:06}{sign}{minutes // 60:02}:{minutes % 60:02}"
-    told = rfc3339(text)
-    assert told is not None
-    assert abs(told - moment.timestamp()) < 1e-4
+    seconds = rfc3339(text)
+    assert seconds is not None
+    assert abs(seconds - moment.timestamp()) < 1e-4
 
 
 # structured fields, written by the rules of RFC 9651, in all their types
@@ -110,10 +110,10 @@ def quoted(text: str) -> str:
 
 
 def displayed(text: str) -> str:
-    said = "".join(
+    encoded = "".join(
         chr(byte) if 0x20 <= byte < 0x7F and byte not in b'%"' else f"%{byte:02x}" for byte in text.encode()
     )
-    return f'%"{said}"'
+    return f'%"{encoded}"'
 
 
 bare = st.one_of(
@@ -138,11 +138,11 @@ def items(draw: st.DrawFn) -> tuple[Member, str]:
 @st.composite
 def parameter_lists(draw: st.DrawFn) -> tuple[dict[str, object], str]:
     given_ones = draw(st.dictionaries(keys, bare, max_size=3))
-    said = "".join(
-        f"; {key}" if value is True and said == "?1" else f";{key}={said}"
-        for key, (value, said) in given_ones.items()
+    text = "".join(
+        f"; {key}" if value is True and text == "?1" else f";{key}={text}"
+        for key, (value, text) in given_ones.items()
     )
-    return {key: value for key, (value, _) in given_ones.items()}, said
+    return {key: value for key, (value, _) in given_ones.items()}, text
 
 
 @st.composite
@@ -151,21 +151,21 @@ def members(draw: st.DrawFn) -> tuple[Member, str]:
         return draw(items())
     inner = draw(st.lists(items(), max_size=3))
     parameters, more = draw(parameter_lists())
-    text = " ".join(said for _, said in inner)
+    text = " ".join(part for _, part in inner)
     return (tuple(member for member, _ in inner), parameters), f"({text}){more}"
 
 
 @given(st.lists(members(), max_size=4), st.sampled_from([",", ", ", " ,\t "]))
-def test_a_structured_list_is_read_as_it_was_written(told: list[tuple[Member, str]], comma: str) -> None:
-    read = parse_list(comma.join(text for _, text in told))
-    assert read == [member for member, _ in told]
-    assert repr(read) == repr([member for member, _ in told]), "1 is not True"
+def test_a_structured_list_is_read_as_it_was_written(pairs: list[tuple[Member, str]], comma: str) -> None:
+    read = parse_list(comma.join(text for _, text in pairs))
+    assert read == [member for member, _ in pairs]
+    assert repr(read) == repr([member for member, _ in pairs]), "1 is not True"
 
 
 @given(
-    st.lists(members(), min_size=1, max_size=3).flatmap(lambda told: texts([", ".join(t for _, t in told)]))
+    st.lists(members(), min_size=1, max_size=3).flatmap(lambda pairs: texts([", ".join(t for _, t in pairs)]))
 )
-def test_what_is_nearly_a_structured_list_is_one_or_nothing(text: str) -> None:
+def test_a_damaged_structured_list_is_read_as_a_list_or_none(text: str) -> None:
     read = parse_list(text)
     assert read is None or len(read) <= len(text)
     assert parse_list(text + " " * (LONGEST + 1)) is None, "too long to be read at all"

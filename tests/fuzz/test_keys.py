@@ -15,7 +15,7 @@ from shapekit.keys import KeyTemplate
 from shapekit.stores.redis.protocol import LONGEST, Keyspace, bounded
 
 from .near import SPLINTERS, VALUES, anything, values
-from .test_rates import check_told
+from .test_rates import check_complete
 
 TEMPLATES = ("{user}", "{account.region}:{path[0]}", "api/{a}/{b}", "{{literal}}:{a}", "{a[key].b}", "plain")
 MARKS = ":/-|;,. {}[]"
@@ -28,13 +28,13 @@ def test_a_template_or_a_config_error(text: str, value: object) -> None:
     try:
         template = KeyTemplate(text)
     except ConfigError as error:
-        check_told(error)
+        check_complete(error)
         return
     try:
         key = template(dict.fromkeys(template.fields, value))
     except ConfigError as error:
         assert "of this call" in str(error), "a step that this value does not have"
-        check_told(error)
+        check_complete(error)
     else:
         assert isinstance(key, str)
 
@@ -51,8 +51,8 @@ def filled(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 @given(filled())
-def test_two_sets_of_values_never_give_one_key(told: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
-    text, one, other = told
+def test_two_sets_of_values_never_give_one_key(example: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
+    text, one, other = example
     template = KeyTemplate(text)
     # What is written alike is alike: the number 1 and the text "1".
     alike = all(
@@ -79,7 +79,7 @@ def test_a_template_reads_and_calls_nothing() -> None:
 
 
 @given(st.text(min_size=1, max_size=5), keys, keys, parts)
-def test_keys_in_redis_are_apart_and_are_read_as_what_they_were(
+def test_keys_in_redis_differ_and_are_read_back_as_they_were(
     name: str, key: str, other: str, part: str
 ) -> None:
     space = Keyspace("shapekit")
@@ -97,7 +97,7 @@ def test_keys_in_redis_are_apart_and_are_read_as_what_they_were(
 
 
 @given(st.text(min_size=60, max_size=200), st.text(max_size=5), st.integers(2, 8))
-def test_long_keys_are_bounded_and_apart(text: str, end: str, times: int) -> None:
+def test_keys_in_redis_of_long_texts_are_bounded_and_differ(text: str, end: str, times: int) -> None:
     key, other = text * times, text * times + end
     assume(key != other)
     assert bounded(key) != bounded(other)
@@ -113,12 +113,12 @@ def test_any_bytes_can_be_shown(data: bytes) -> None:
 
 
 @given(values)
-def test_what_is_a_key_is_taken_and_what_is_none_is_told(value: Any) -> None:
+def test_a_string_is_accepted_as_a_key_and_anything_else_is_a_config_error(value: Any) -> None:
     gate = Gate(GCRA("10/s"), clock=ManualClock())
     shaper = Shaper("10/s", clock=ManualClock())
-    for ask in (gate.check, gate.peek, shaper.reserve, shaper.reset, lambda key: shaper.forecast(key=key)):
+    for use in (gate.check, gate.peek, shaper.reserve, shaper.reset, lambda key: shaper.forecast(key=key)):
         try:
-            ask(value)
+            use(value)
         except ConfigError as error:
             assert error.field == "key"
             assert not isinstance(value, str)

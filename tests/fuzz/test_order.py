@@ -1,4 +1,4 @@
-"""The order of things: a call's parts in any order, also in one without sense, and what is told of it."""
+"""The parts of a call in any order, also in a senseless one: events and errors that stay consistent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class World:
         )
         self.calls = [self.policy.admit(cost=cost).unentered() for cost in (1, 1, 2, 3)]
         self.turns: list[Any] = []
-        self.told: list[Event] = []
+        self.events: list[Event] = []
 
     def do(self, step: str, number: int, amount: int, answer: Answer) -> None:
         call, policy, clock = self.calls[number], self.policy, self.clock
@@ -101,7 +101,7 @@ class World:
     st.sampled_from([200, 404, 429, 503]),
     st.dictionaries(st.sampled_from(NAMES), anything(GOOD), max_size=3),
 )
-def test_any_order_is_told_or_refused(
+def test_parts_of_calls_in_any_order_work_or_raise_a_shapekit_error(
     story: list[tuple[str, int, int]],
     rate: str,
     quota: str | None,
@@ -111,23 +111,23 @@ def test_any_order_is_told_or_refused(
 ) -> None:
     world = World(rate, quota, enforce=enforce)
     answer = Answer(status, headers)
-    with world.policy.listen(world.told.append):
+    with world.policy.listen(world.events.append):
         for step, number, amount in story:
             try:
                 world.do(step, number, amount, answer)
             except ShapekitError as error:
                 assert str(error)
                 assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    kinds = Counter(type(event) for event in world.told)
+    kinds = Counter(type(event) for event in world.events)
     # What leaves, or is settled or given back, had a slot before.
     assert kinds[Departed] <= kinds[Reserved]
     assert kinds[Cancelled] <= kinds[Reserved] + kinds[Measured]
     if not enforce and "cancel_later" not in {step for step, _, _ in story}:
-        # Who asks the shaper itself is told as ever.
+        # A call of the shaper itself emits events all the same.
         assert not {Departed, Settled, Refused} & set(kinds)
-    for event in world.told:
+    for event in world.events:
         assert pickle.loads(pickle.dumps(event)) == event
-    # However it went: after a day and a hold at most, somebody may leave again.
+    # After a day and a hold at most, a call may leave at once again.
     world.clock.advance(2 * 86_400)
     with Policy.admit(world.policy) as admission:
         assert admission.delay == 0

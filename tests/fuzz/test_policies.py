@@ -17,7 +17,7 @@ from shapekit.stores.encoding import describe, revived
 
 from ..algorithms.limits import limits
 from .near import anything, tables, texts, values
-from .test_rates import check_told
+from .test_rates import check_complete
 
 STRATEGY_FIELDS: dict[str, list[Any]] = {
     "strategy": list(STRATEGIES),
@@ -78,7 +78,7 @@ descriptions = limits.map(describe)
 
 
 def check_usable(policy: Policy) -> None:
-    """Whatever was accepted can be called, and says of each call what becomes of it."""
+    """A policy that was accepted can be called, and every call has a slot or a documented error."""
     key = None if policy.key == "default" else "somebody"
     try:
         policy.forecast(key=key)
@@ -94,7 +94,7 @@ def made(make: Callable[[], Policy]) -> Policy | None:
     try:
         return make()
     except ConfigError as error:
-        check_told(error)
+        check_complete(error)
         return None
 
 
@@ -113,8 +113,8 @@ def test_a_policy_from_a_table_or_a_config_error(table: dict[str, Any], more: li
 def test_long_names_make_no_long_errors(file: Path, name: str, times: int) -> None:
     text = "".join(f'["{name}{number}"]\nrate = 0\n' for number in range(times))
     file.write_text(text)
-    for asked in ("other", f"{name}0"):
-        assert made(lambda asked=asked: Policy.from_toml(file, asked)) is None
+    for wanted in ("other", f"{name}0"):
+        assert made(lambda wanted=wanted: Policy.from_toml(file, wanted)) is None
     assert made(lambda: Policy.from_dict({"gates": [{"strategy": "gcra", "rate": "1/s", name: 1}]})) is None
 
 
@@ -152,7 +152,7 @@ def test_a_policy_from_no_file(path: object, name: object) -> None:
 
 
 @given(descriptions)
-def test_what_describes_a_limit_is_read_as_that_limit(text: str) -> None:
+def test_the_description_of_a_limit_is_read_as_that_limit(text: str) -> None:
     assert describe(revived(text)) == text
 
 
@@ -175,10 +175,10 @@ def misdescribed(draw: st.DrawFn) -> str:
 
 @given(misdescribed() | anything(['["gcra",[10,1000000],2]']))
 @example('["all_of",[null,"b"],[["fixed_window",5,1000000],["fixed_window",5,1000000]]]')
-def test_what_describes_nothing_is_a_config_error(text: str) -> None:
+def test_a_text_that_describes_no_limit_is_a_config_error(text: str) -> None:
     try:
         program = revived(text)
     except ConfigError as error:
-        check_told(error)
+        check_complete(error)
     else:
         assert describe(program) == text
