@@ -22,7 +22,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
 @pytest.mark.anyio
-async def test_it_wakes_all_who_wait():
+async def test_it_wakes_all_waiting_tasks():
     alarm, woken = AsyncAlarm(), []
 
     async def wait(name):
@@ -141,7 +141,7 @@ def test_it_is_made_on_a_loop():
 
 @pytest.fixture
 def on_signal():
-    """Says what SIGUSR1 does."""
+    """Sets what SIGUSR1 does."""
     before = signal.getsignal(signal.SIGUSR1)
     yield lambda action: signal.signal(signal.SIGUSR1, lambda *_: action())
     signal.signal(signal.SIGUSR1, before)
@@ -171,7 +171,7 @@ def test_a_signal_handler_wakes_a_loop_that_falls_asleep(on_signal):
 
 
 def struck_at(at):
-    """What a wait returns whose alarm is set at this line of it; and how many lines there were."""
+    """What a wait returns if its alarm is set at this line of it, and how many lines there were."""
     alarm, files, lines = THREADS.alarm(), (threading.__file__, drivers.__file__), []
 
     def traced(frame, event, arg):

@@ -1,4 +1,4 @@
-"""The thread that does what others leave to it."""
+"""The background thread of a process, which runs work that other threads hand to it."""
 
 import logging
 import subprocess
@@ -13,7 +13,7 @@ from ..crew import PATIENCE_S
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_whatever_is_raised_there_the_next_is_done(afterwards, caplog, error):
+def test_the_next_work_runs_after_any_error(afterwards, caplog, error):
     def fail():
         raise error("this")
 
@@ -26,7 +26,7 @@ def test_whatever_is_raised_there_the_next_is_done(afterwards, caplog, error):
 
 
 def ended(script, *args):
-    """What a process has said that ran this script to its end."""
+    """The words that a process prints which runs this script to its end."""
     done = subprocess.run(
         [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -46,7 +46,7 @@ for number in range(100):
 """
 
 
-def test_a_process_that_ends_does_first_what_is_left():
+def test_a_process_finishes_the_remaining_work_before_it_ends():
     assert ended(LEFT) == [str(number) for number in range(100)]
 
 
@@ -87,9 +87,9 @@ elif sys.argv[1] == "too":
 """
 
 
-@pytest.mark.parametrize(("what", "said"), [("nothing", ["0"]), ("too", ["child", "0"])])
-def test_a_forked_child_waits_for_its_own_and_not_for_its_parent_s(what, said):
-    assert ended(FORKED, what) == said
+@pytest.mark.parametrize(("what", "printed"), [("nothing", ["0"]), ("too", ["child", "0"])])
+def test_a_forked_child_waits_for_its_own_work_and_not_for_its_parents(what, printed):
+    assert ended(FORKED, what) == printed
 
 
 PERMIT = """
@@ -138,7 +138,7 @@ asyncio.run(main())
 """
 
 
-def test_what_a_cancelled_task_took_is_given_back_before_its_process_ends():
+def test_the_slot_of_a_cancelled_task_is_given_back_before_its_process_ends():
     assert ended(CANCELLED) == ["taken"]
 
 

@@ -1,4 +1,4 @@
-"""The warning of a synchronous wait on an event loop: where it points, what it says, and how often."""
+"""The warning about a synchronous wait on an event loop: the line it names, its text, how often it comes."""
 
 import asyncio
 import importlib
@@ -95,7 +95,7 @@ WAYS = {
 }
 
 
-def heard_on_a_loop(action, *, backend="asyncio", how="always"):
+def warnings_on_a_loop(action, *, backend="asyncio", how="always"):
     """The warnings of a call on a loop."""
 
     async def main():
@@ -118,7 +118,7 @@ def policy():
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize(("way", "awaited"), WAYS.items(), ids=lambda way: getattr(way, "__name__", ""))
 def test_it_names_the_line_of_the_user_and_what_to_write_there(way, awaited, backend, policy):
-    [warning] = heard_on_a_loop(lambda: way(policy), backend=backend)
+    [warning] = warnings_on_a_loop(lambda: way(policy), backend=backend)
     lines, first = inspect.getsourcelines(way)
     assert warning.category is RuntimeWarning
     assert warning.filename == __file__
@@ -128,7 +128,7 @@ def test_it_names_the_line_of_the_user_and_what_to_write_there(way, awaited, bac
     )
 
 
-def test_a_budget_of_tokens_says_so_too():
+def test_a_budget_of_tokens_warns_too():
     budget = LLMBudget(tokens="60/min", clock=ManualClock(autojump=True))
 
     def ask():
@@ -136,8 +136,8 @@ def test_a_budget_of_tokens_says_so_too():
             with budget.admit(60):
                 pass
 
-    # A call that stands in line naps more than once.
-    [warning] = heard_on_a_loop(ask, how="default")
+    # A call that waits in a queue sleeps more than once.
+    [warning] = warnings_on_a_loop(ask, how="default")
     assert "use async with budget.aadmit() instead" in str(warning.message)
     assert warning.filename == __file__
 
@@ -148,7 +148,7 @@ def test_it_is_shown_once_for_each_line(policy):
             policy.shaper.schedule()
         policy.shaper.schedule()
 
-    first, second = heard_on_a_loop(calls, how="default")
+    first, second = warnings_on_a_loop(calls, how="default")
     assert second.lineno == first.lineno + 1
 
 
@@ -164,15 +164,15 @@ def test_as_an_error_it_gives_the_slot_back(policy):
     assert policy.shaper.reserve().delay == 1.0
 
 
-def test_a_wait_elsewhere_says_nothing():
+def test_a_wait_outside_a_loop_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_in_event_loop()
 
 
-def test_a_call_that_leaves_at_once_says_nothing():
+def test_a_call_that_leaves_at_once_does_not_warn():
     shaper = Shaper(gates=(GCRA("10/s"),))
-    assert heard_on_a_loop(shaper.schedule) == []
+    assert warnings_on_a_loop(shaper.schedule) == []
 
 
 def test_what_is_named_is_there():

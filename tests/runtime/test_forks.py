@@ -1,4 +1,4 @@
-"""What a forked child begins with: nothing that its parent goes on using, whichever thread comes first."""
+"""A forked child uses nothing that its parent goes on using, whichever of its threads comes first."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from ..redis_server import shared_server
 
 
-def assert_says(word, script):
+def assert_prints(word, script):
     """Run the script in a process of its own, for it forks."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, shared_server().url],
@@ -72,10 +72,10 @@ print("apart")
 
 def test_no_thread_of_a_child_uses_a_connection_of_its_parent():
     """At every line by which the child's first call comes, another thread calls."""
-    assert_says("apart", SCRIPT)
+    assert_prints("apart", SCRIPT)
 
 
-ASKED = """
+CONFIRMING = """
 import os, signal, sys, threading
 from shapekit import Shaper
 from shapekit._runtime.drivers import Twin, run
@@ -95,7 +95,7 @@ def slowly(key):
     return confirm(key)
 
 confirmations._confirm = Twin(slowly, None)
-# The same instant for all: whoever asks in the child asks while the answer of the parent would still serve.
+# The same instant for all: the child asks while the answer of the parent would still be fresh.
 confirmations._clock = type("Still", (), {"now_us": lambda self: 1_000})()
 asker = threading.Thread(target=run, args=(confirmations.ask, "key"))
 asker.start()
@@ -113,8 +113,8 @@ print("apart")
 """
 
 
-def test_no_child_waits_for_the_answer_to_what_its_parent_has_asked():
-    assert_says("apart", ASKED)
+def test_no_child_waits_for_the_answer_to_a_request_of_its_parent():
+    assert_prints("apart", CONFIRMING)
 
 
 HELD = """
@@ -167,7 +167,7 @@ print("free")
 
 
 def test_a_child_finds_no_lock_taken_by_a_thread_that_it_does_not_have():
-    assert_says("free", HELD)
+    assert_prints("free", HELD)
 
 
 SCOPED = """
@@ -213,7 +213,7 @@ print("left")
 
 
 def test_no_child_stands_in_line_behind_the_requests_of_its_parent():
-    assert_says("left", SCOPED)
+    assert_prints("left", SCOPED)
 
 
 ASLEEP = """
@@ -251,8 +251,8 @@ print("nobody")
 """
 
 
-def test_no_child_counts_who_sleeps_in_its_parent():
-    assert_says("nobody", ASLEEP)
+def test_no_child_counts_calls_that_sleep_in_its_parent():
+    assert_prints("nobody", ASLEEP)
 
 
 UNANNOUNCED = """
@@ -316,4 +316,4 @@ print("anew" if code == 0 else code)
 
 
 def test_a_worker_of_uwsgi_begins_anew_although_its_fork_calls_no_hook_of_python():
-    assert_says("anew", UNANNOUNCED)
+    assert_prints("anew", UNANNOUNCED)

@@ -55,7 +55,7 @@ def test_greenlets_leave_at_the_rate_and_keep_no_processor_busy(first, store, tm
     assert (done.returncode, done.stderr) == (0, "")
     dues, share = json.loads(done.stdout)
     assert len(dues) == CALLS
-    # On the line's own time, which stands still for those who are late.
+    # By the time of the queue, which stands still for late calls.
     check_pace(dues, "20/s", tolerance="1us")
     # Those that wait in a loop instead of asleep take a whole processor.
     assert share < 0.5

@@ -122,7 +122,7 @@ def test_an_error_does_not_hide_that_it_was_cancelled():
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_timeout_around_it_is_told_apart_from_a_cancelled_task(is_cancelled):
+def test_a_timeout_around_it_and_a_cancelled_task_raise_different_errors(is_cancelled):
     async def main():
         done = []
 
@@ -181,7 +181,7 @@ def test_a_loop_ends_when_it_has_ended():
     assert tasks[0].cancelled()
 
 
-def test_what_is_thrown_away_with_its_loop_says_nothing():
+def test_a_task_that_is_discarded_with_its_loop_raises_nothing():
     loop = asyncio.new_event_loop()
     # It complains of every task that is collected before it is done.
     loop.set_exception_handler(lambda *_: None)

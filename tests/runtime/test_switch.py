@@ -50,7 +50,7 @@ def test_a_shaper_passes_at_once(clock):
     assert clock.now() == 0.0
 
 
-def test_what_was_not_taken_is_not_settled(world, policy):
+def test_a_call_that_passed_is_not_settled(world, policy):
     one = policy("1/s")
     with off():
         admission = one.admit(cost=5)
@@ -60,7 +60,7 @@ def test_what_was_not_taken_is_not_settled(world, policy):
     assert one.forecast().first_in == 0.0
 
 
-def test_nothing_is_refunded_that_was_not_charged(world, policy, fits):
+def test_a_call_that_was_not_charged_is_not_refunded(world, policy, fits):
     one = policy("1/s burst 5", refund_on=LookupError)
     world.enter(one.admit(cost=3))
 
@@ -123,7 +123,7 @@ def test_it_holds_in_all_threads_until_the_last_has_left(clock):
     with off():
         thread.start()
         assert entered.wait(10)
-    # This one has left, the other not: it counts who is in, not who came last.
+    # One thread has left, the other has not: off() counts the threads inside, and not the last entry.
     delays.append([shaper.reserve().delay for _ in range(2)])
     leave.set()
     thread.join(10)
@@ -202,7 +202,7 @@ def run(value):
 
 
 @pytest.mark.parametrize("value", ["1", " True ", "yes", "ON"])
-def test_the_environment_switches_a_whole_process_off_and_says_so_once(value):
+def test_the_environment_switches_a_whole_process_off_and_logs_it_once(value):
     done = run(value)
     assert done.stdout == "passed [True, False]\n"
     assert done.stderr.count("SHAPEKIT_OFF") == 1
@@ -210,7 +210,7 @@ def test_the_environment_switches_a_whole_process_off_and_says_so_once(value):
 
 
 @pytest.mark.parametrize("value", ["0", "", " ", "false", "No", " OFF "])
-def test_what_means_no_switches_nothing_off(value):
+def test_a_value_that_means_no_switches_nothing_off(value):
     done = run(value)
     assert done.returncode == 1
     assert "QueueFullError" in done.stderr
@@ -218,7 +218,7 @@ def test_what_means_no_switches_nothing_off(value):
 
 
 @pytest.mark.parametrize("value", ["production", "2", "'1'"])
-def test_nor_does_what_means_neither_and_it_is_told(value):
+def test_an_unknown_value_switches_nothing_off_and_is_logged_once(value):
     done = run(value)
     assert done.returncode == 1
     assert "QueueFullError" in done.stderr

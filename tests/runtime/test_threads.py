@@ -1,4 +1,4 @@
-"""An errand's task may go away at any moment, and never waits for its thread then."""
+"""A task that waits for a worker thread may go away at any moment, and never waits for the thread then."""
 
 import threading
 import time
@@ -33,12 +33,12 @@ def giver():
 
 
 @pytest.mark.anyio
-async def test_a_task_that_goes_with_its_answer_on_the_way_does_not_wait_until_that_is_given_back(giver):
+async def test_a_cancelled_task_does_not_wait_until_its_answer_is_given_back(giver):
     """The store may hang by now: a Redis that was stopped held the task up for as long as it was."""
-    asked, may_answer = threading.Event(), threading.Event()
+    has_begun, may_answer = threading.Event(), threading.Event()
 
     def call():
-        asked.set()
+        has_begun.set()
         assert may_answer.wait(PATIENCE_S)
         return 7
 
@@ -46,8 +46,8 @@ async def test_a_task_that_goes_with_its_answer_on_the_way_does_not_wait_until_t
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(thread_call.run, Workers())
-            assert await anyio.to_thread.run_sync(asked.wait, PATIENCE_S)
-            # From here on the loop does nothing else, so the task cannot hear of its answer.
+            assert await anyio.to_thread.run_sync(has_begun.wait, PATIENCE_S)
+            # From here on the loop does nothing else, so the answer cannot reach the task.
             may_answer.set()
             give_up = time.monotonic() + PATIENCE_S
             while not thread_call._done:
@@ -60,11 +60,11 @@ async def test_a_task_that_goes_with_its_answer_on_the_way_does_not_wait_until_t
 
 
 @pytest.mark.anyio
-async def test_a_thread_that_comes_last_gives_back_itself(giver):
-    asked, may_answer = threading.Event(), threading.Event()
+async def test_a_thread_that_ends_after_its_task_gives_the_answer_back_itself(giver):
+    has_begun, may_answer = threading.Event(), threading.Event()
 
     def call():
-        asked.set()
+        has_begun.set()
         assert may_answer.wait(PATIENCE_S)
         return 7
 
@@ -72,7 +72,7 @@ async def test_a_thread_that_comes_last_gives_back_itself(giver):
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ThreadCall(call, giver).run, Workers())
-            assert await anyio.to_thread.run_sync(asked.wait, PATIENCE_S)
+            assert await anyio.to_thread.run_sync(has_begun.wait, PATIENCE_S)
             scope.cancel()
     assert giver.given == []
     may_answer.set()
@@ -83,6 +83,6 @@ async def test_a_thread_that_comes_last_gives_back_itself(giver):
 
 
 @pytest.mark.anyio
-async def test_what_was_heard_is_kept(giver):
+async def test_an_answer_that_reached_its_task_is_kept(giver):
     assert await ThreadCall(lambda: 7, giver).run(Workers()) == 7
     assert giver.given == []
