@@ -1,4 +1,4 @@
-"""Line: whoever is due first goes first, in whatever order a loop wakes its sleepers."""
+"""Line: the sleeper that is due first goes first, in whatever order a loop wakes them."""
 
 import random
 
@@ -23,7 +23,7 @@ class Bell:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3))), st.randoms(use_true_random=False))
-def test_it_is_sorted_whoever_joins_and_leaves(dues, rng):
+def test_it_stays_sorted_while_sleepers_join_and_leave(dues, rng):
     line = Line()
     standing = [line.join(*due) for due in dues]
     while standing:
@@ -34,7 +34,7 @@ def test_it_is_sorted_whoever_joins_and_leaves(dues, rng):
     assert len(line) == 0
 
 
-def test_who_is_due_together_goes_by_turn_and_then_by_coming():
+def test_sleepers_due_together_go_by_their_number_and_then_in_order_of_arrival():
     line = Line()
     places = [line.join(*due) for due in ((5, 1), (5, 0), (4, 9), (5, 0))]
     assert sorted(places) == [places[2], places[1], places[3], places[0]]
@@ -49,7 +49,7 @@ def test_only_the_first_is_called_and_only_when_due(now, rung):
     assert [bell.rung for bell in bells] == [rung, 0]
 
 
-def test_a_clock_that_goes_back_leaves_nobody_uncalled():
+def test_a_clock_that_goes_back_leaves_no_sleeper_uncalled():
     line, bell = Line(), Bell()
     line.call_first(10)
     line.begin_wait(line.join(10, 0), bell)
@@ -58,7 +58,7 @@ def test_a_clock_that_goes_back_leaves_nobody_uncalled():
 
 
 class Shuffling(ManualClock):
-    """Wakes nobody at the instant, and then all who are due in any order, some passes of the loop apart."""
+    """Wakes no sleeper at the instant, and then all due ones in any order, some passes of the loop apart."""
 
     def __init__(self, seed):
         super().__init__(1_000)
@@ -74,7 +74,7 @@ class Shuffling(ManualClock):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_those_who_are_due_at_once_go_in_turn(anyio_backend, seed):
+def test_sleepers_due_at_once_go_in_order(anyio_backend, seed):
     """Several due at each of several instants, after a stall in which all of them have passed."""
     clock, rng = Shuffling(seed), random.Random(seed)
     waiters, gone = Sleepers(clock, "test"), []
@@ -99,7 +99,7 @@ def test_those_who_are_due_at_once_go_in_turn(anyio_backend, seed):
     assert waiters._lines == {}
 
 
-def test_who_gives_up_while_first_lets_the_next_go(anyio_backend):
+def test_a_first_sleeper_that_is_cancelled_lets_the_next_one_go(anyio_backend):
     """The first has been called, and is cancelled before it runs: the next waits for it without a timer."""
     clock = ManualClock(1_000)
     waiters, gone, scope = Sleepers(clock, "test"), [], anyio.CancelScope

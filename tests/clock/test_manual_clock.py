@@ -124,7 +124,7 @@ def test_a_thread_may_sleep_again_within_one_advance(crew, until_asleep):
 
 
 @pytest.mark.usefixtures("patient_settling")
-def test_advance_leaves_asleep_who_is_not_due(crew, until_asleep):
+def test_advance_leaves_asleep_a_sleeper_that_is_not_due(crew, until_asleep):
     clock, log = ManualClock(), []
     crew.at_once(napper(clock, log, "early", 1), napper(clock, log, "late", 5))
     until_asleep(clock, 2)
@@ -136,7 +136,7 @@ def test_advance_leaves_asleep_who_is_not_due(crew, until_asleep):
 
 
 @pytest.mark.usefixtures("patient_settling")
-def test_set_wakes_who_is_due_and_going_back_wakes_nobody(crew, until_asleep):
+def test_set_wakes_due_sleepers_and_going_back_wakes_none(crew, until_asleep):
     clock, log = ManualClock(100), []
     crew.at_once(napper(clock, log, "sleeper", 10))
     until_asleep(clock, 1)
@@ -260,7 +260,7 @@ async def test_an_alarm_ends_a_task_s_sleep_and_time_stands_still():
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_task_is_no_sleeper_any_more():
+async def test_a_cancelled_task_is_no_longer_a_sleeper():
     clock, log = ManualClock(), []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anap, clock, log, "cancelled", 1)

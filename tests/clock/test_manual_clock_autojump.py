@@ -1,4 +1,4 @@
-"""ManualClock that moves by itself: it jumps where everybody sleeps, and nobody waits for real."""
+"""ManualClock that moves by itself: it jumps once all threads and tasks sleep; none waits in real time."""
 
 import asyncio
 import gc
@@ -170,7 +170,7 @@ async def test_it_serves_one_loop_after_another():
 
 
 def test_several_threads_all_arrive_and_none_too_early(crew):
-    # Which thread the clock knows to be awake depends on who has slept before; this always holds.
+    # Which threads the clock knows to be awake depends on which of them have slept before; this always holds.
     clock, early, wakes = ManualClock(autojump=True), [], []
 
     def pause(length):

@@ -1,4 +1,4 @@
-"""A clock of a user's own, made of public names alone, is one that everything runs on."""
+"""shapekit runs on a clock of the user's own, which is made of public names alone."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ async def test_a_task_that_sleeps_by_it_is_woken_from_a_thread() -> None:
 
 
 @pytest.mark.parametrize("method", ["now_us", "wall_us", "sleep", "asleep"])
-def test_one_without_a_method_is_told_when_it_is_made(method: str) -> None:
-    """Not when it first sleeps, which would then take no time, again and again."""
+def test_a_clock_without_a_method_cannot_be_made(method: str) -> None:
+    """The error comes at once, and not at its first sleep, which would take no time, again and again."""
     without = {name: value for name, value in vars(Leaping).items() if name != method}
     with pytest.raises(TypeError, match=method):
         type("Without", (Clock,), without)()

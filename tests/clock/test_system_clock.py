@@ -18,7 +18,7 @@ EPOCH_NS = 1_700_000_000 * 10**9
 
 
 class Machine:
-    """What `time` tells: a date that can be set, and a monotonic clock that cannot."""
+    """A stand-in for `time`: a date that can be set, and a monotonic clock that cannot."""
 
     def __init__(self):
         self.date_ns = EPOCH_NS
@@ -98,7 +98,7 @@ def test_an_alarm_ends_a_sleep(crew):
     alarm, asleep = threading.Event(), threading.Event()
 
     class Announcing:
-        """An alarm that tells when somebody waits for it."""
+        """An alarm that sets an event once a sleeper waits for it."""
 
         def wait(self, seconds):
             asleep.set()
