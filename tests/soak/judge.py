@@ -9,7 +9,7 @@ MOST_GROWTH = 0.02
 UNDER_WAY = 3
 """By how much a small count may differ at any moment without growing."""
 CHANCE = 3
-"""By how many times its root the number of those differs who come and go by chance."""
+"""By how many times its root a number of keys or objects that come and go differs by chance."""
 
 LEFT = 0.01
 """What part of the calls would have to leave something behind."""
@@ -50,7 +50,7 @@ def trend(what, samples):
 
 
 def population(what, samples, speed, calls):
-    """Of those who come with calls and live for a while: at another speed there are others.
+    """The trend of things that come with calls and live for a while: at another speed there are others.
 
     A busy machine is not always as quick, so they grow if they do by more than a part of the calls made.
     """

@@ -1,8 +1,8 @@
 """One process under load for a long time: 100,000 keys that come and go, in memory, SQLite and Redis.
 
-`python load.py JSON` works until its standard input ends, in threads and on an event loop: gates, turns taken
-and given back, holds, waiters who lose patience, stores that are opened and closed. It says on a line of
-its own, now and then, what it holds of the machine.
+`python load.py JSON` works until its standard input ends, in threads and on an event loop: gates, slots that
+are taken and given back, holds, waiting calls that time out, stores that are opened and closed. Now and then
+it prints, on a line of JSON, what the process holds of the machine.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Load:
                 with anyio.move_on_after(TICK_S / 20 * (number % 7)):
                     await self._gate.acheck(self._key())
             case 5:
-                # The first leaves, the second loses patience, with its slot or on its way to one.
+                # The first leaves, the second times out, with its slot or on its way to one.
                 key = self._key()
                 await self._shaper.aschedule(key)
                 with anyio.move_on_after(TICK_S / 10 * (number % 7)):
@@ -142,7 +142,7 @@ class Load:
 
 
 class Visits:
-    """Stores that are opened, asked a little and closed, in a thread and on an event loop."""
+    """Stores that are opened, used a little and closed, in a thread and on an event loop."""
 
     kind = "visits"
 
@@ -178,7 +178,7 @@ class Visits:
 def sample(loop, loads):
     """What this process holds of the machine now, and how much it has done so far."""
     gc.collect()
-    # To count them without a look at any: who is looked at half made, by another thread, cannot be finished.
+    # Frozen objects are counted without being looked at: another thread may still be making one of them.
     gc.freeze()
     objects = gc.get_freeze_count()
     gc.unfreeze()
@@ -198,7 +198,7 @@ def sample(loop, loads):
 
 
 def _give_back_what_is_free():
-    """What the allocator keeps for later is held by nobody; where it cannot be told to, it counts as held."""
+    """Returns free memory that the allocator keeps for later; where it cannot, that memory counts as held."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -211,12 +211,12 @@ def wait_for_threads(most):
         time.sleep(0.01)
 
 
-def tell(word, told):
-    print(json.dumps([word, told]), flush=True)
+def print_line(word, value):
+    print(json.dumps([word, value]), flush=True)
 
 
 def main(options):
-    # What is lost and found here is no news.
+    # A store that is lost and found again is expected here.
     logging.getLogger("shapekit.store").setLevel(logging.CRITICAL)
     url, path = options["url"], options["path"]
     places = {
@@ -242,18 +242,18 @@ def main(options):
 
     crew = [threading.Thread(target=load.work, args=(over,)) for load in (*loads, visits)]
     crew.append(threading.Thread(target=run_loop))
-    tell("before", sample(loop, loads))
+    print_line("before", sample(loop, loads))
     for thread in crew:
         thread.start()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     while not stop.wait(options["every"]):
-        tell("sample", sample(loop, loads))
+        print_line("sample", sample(loop, loads))
     over.set()
     for thread in crew:
         thread.join()
     wait_for_threads(2)
-    tell("after", sample(loop, loads))
-    tell("done", {load.kind: [load.done, load.failed] for load in (*loads, visits)})
+    print_line("after", sample(loop, loads))
+    print_line("done", {load.kind: [load.done, load.failed] for load in (*loads, visits)})
 
 
 if __name__ == "__main__":

@@ -24,28 +24,28 @@ WARM = 1 / 3
 SAMPLES = 45
 HELD = ("RSS, MB", "blocks", "objects", "threads", "tasks", "file descriptors")
 LIVING = {"Redis keys": ("redis", "resilient"), "SQLite rows": ("sqlite",)}
-"""What comes and goes, and the calls with which it comes. What a file or a server has ever used it keeps, and
-so their sizes are told and not judged."""
+"""What comes and goes, and the calls with which it comes. A file or a server keeps all space that it has ever
+used, so their sizes are reported and not judged."""
 CUT_S = 3.0
 """Between two times at which all of Redis's connections are cut."""
 
 
 class Process:
-    """One process, and what it tells."""
+    """One process, and the samples that it prints."""
 
     def __init__(self, number, **options):
         command = [sys.executable, str(Path(__file__).with_name("load.py"))]
         what = json.dumps({"number": number, **options})
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen([*command, what], **pipes)
-        self.told = {"before": [], "sample": [], "after": [], "done": []}
+        self.lines = {"before": [], "sample": [], "after": [], "done": []}
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self):
         for line in self._process.stdout:
-            word, told = json.loads(line)
-            self.told[word].append(told)
+            word, value = json.loads(line)
+            self.lines[word].append(value)
 
     @property
     def runs(self):
@@ -74,10 +74,10 @@ def soak(every, count):
         processes = [stack.enter_context(closing(Process(n, **options))) for n in range(PROCESSES)]
         stores = []
         cut_at = time.monotonic()
-        while min(len(process.told["sample"]) for process in processes) < count:
+        while min(len(process.lines["sample"]) for process in processes) < count:
             time.sleep(every)
             assert all(process.runs for process in processes), "a process has ended"
-            if any(not process.told["sample"] for process in processes):
+            if any(not process.lines["sample"] for process in processes):
                 continue
             stores.append(_looked_at(client, path))
             if time.monotonic() - cut_at > CUT_S:
@@ -85,12 +85,12 @@ def soak(every, count):
                 client.execute_command("CLIENT", "KILL", "TYPE", "normal")
         for process in processes:
             process.end()
-        told = {f"process {n}": process.told for n, process in enumerate(processes)}
-    return told, stores
+        samples = {f"process {n}": process.lines for n, process in enumerate(processes)}
+    return samples, stores
 
 
 def _looked_at(client, path):
-    """What the stores hold. Idle connections of a client that was cut are counted by Redis until it hears.
+    """What the stores hold. Redis counts idle connections of a client that was cut until it notices the cut.
 
     Idle rows of SQLite are swept by the 17 s in which they become idle, so that all rows together say where
     in such a span one looks: those in use are counted, and those that should have gone already.
@@ -117,19 +117,19 @@ def _looked_at(client, path):
     }
 
 
-def report(told, stores):
+def report(outputs, stores):
     """Lines of what was seen, and of those that grow."""
     lines, growing = [], []
 
-    def judge(whose, trend):
-        lines.append(f"{whose}, {trend}")
+    def judge(source, trend):
+        lines.append(f"{source}, {trend}")
         if trend.grows:
             growing.append(lines[-1])
 
-    warm = {whose: _warm(each["sample"]) for whose, each in told.items()}
-    for whose, samples in warm.items():
+    warm = {source: _warm(each["sample"]) for source, each in outputs.items()}
+    for source, samples in warm.items():
         for what in HELD:
-            judge(whose, trend(what, samples))
+            judge(source, trend(what, samples))
     looks = _warm(stores)
     for what in ("Redis clients", "SQLite rows overdue", "SQLite rows that last"):
         judge("stores", trend(what, looks))
@@ -138,11 +138,11 @@ def report(told, stores):
         calls = sum(made(samples, kinds) for samples in warm.values())
         judge("stores", population(what, looks, sum(times) / len(times), calls))
     lines += [f"stores, {trend(what, looks)}" for what in ("Redis MB", "SQLite MB")]
-    for whose, each in told.items():
-        lines.append(f"{whose}, calls and failures: {each['done'][0]}")
+    for source, each in outputs.items():
+        lines.append(f"{source}, calls and failures: {each['done'][0]}")
         (before,), (after,) = each["before"], each["after"]
         for what in ("threads", "tasks", "file descriptors"):
-            lines.append(f"{whose}, {what} before and after: {before[what]}, {after[what]}")
+            lines.append(f"{source}, {what} before and after: {before[what]}, {after[what]}")
             # The thread that waits for the end.
             if after[what] > before[what] + 1:
                 growing.append(lines[-1])
@@ -157,7 +157,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.soak.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     options = parser.parse_args()
-    # Whoever is told to end takes its servers along.
+    # A process that is terminated ends its servers, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     lines, growing = report(*soak(options.seconds / SAMPLES, SAMPLES))
     print(*lines, sep="\n")

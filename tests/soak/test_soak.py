@@ -11,11 +11,11 @@ def seen(what, values):
 
 
 @pytest.mark.parametrize("slope", [0.0, -0.01, 0.0005])
-def test_what_stays_about_as_it_is_does_not_grow(slope):
+def test_a_figure_that_stays_about_the_same_does_not_grow(slope):
     assert not seen("RSS, MB", [50.0 * (1 + slope * n) for n in range(30)]).grows
 
 
-def test_what_grows_by_more_than_two_parts_of_a_hundred_grows():
+def test_a_figure_that_rises_by_more_than_two_percent_grows():
     rising = seen("RSS, MB", [50.0 * (1 + 0.0015 * n) for n in range(30)])
     assert rising.growth == pytest.approx(0.03, rel=0.05)
     assert rising.grows
@@ -30,7 +30,7 @@ def test_a_peak_is_no_growth():
     assert not seen("objects", [*[60_000] * 20, 90_000, *[60_000] * 9]).grows
 
 
-def test_who_comes_and_goes_may_differ_by_chance_and_with_the_speed():
+def test_things_that_come_and_go_may_differ_by_chance_and_with_the_speed():
     def living(first, last, times, calls=0):
         samples = [{"Redis keys": count} for count in [first] * 10 + [last] * 10]
         return population("Redis keys", samples, times, calls)
@@ -65,9 +65,9 @@ def run():
 
 
 @pytest.mark.long
-def test_a_run_does_everything_it_is_to(run):
-    told, stores = run
-    for each in told.values():
+def test_a_run_makes_calls_of_every_kind(run):
+    outputs, stores = run
+    for each in outputs.values():
         (done,) = each["done"]
         assert set(done) == {"memory", "sqlite", "redis", "resilient", "visits"}
         assert all(count > 0 for count, _ in done.values()), done
@@ -78,8 +78,8 @@ def test_a_run_does_everything_it_is_to(run):
 
 @pytest.mark.long
 def test_a_run_leaves_nothing_behind(run):
-    told, _ = run
-    for each in told.values():
+    outputs, _ = run
+    for each in outputs.values():
         (before,), (after,) = each["before"], each["after"]
         assert after["tasks"] == 0
         assert after["file descriptors"] <= before["file descriptors"]
