@@ -135,7 +135,9 @@ SECOND = GCRA("1/s", burst=1)
     ],
     ids=str,
 )
-async def test_require_tells_a_spent_quota_from_a_limit(ask, clock, strategy, error, binding):
+async def test_require_raises_another_error_for_a_spent_quota_than_for_a_limit(
+    ask, clock, strategy, error, binding
+):
     gate = Gate(strategy, clock=clock)
     while await ask(gate, "check", "key"):
         pass
@@ -174,7 +176,7 @@ async def test_a_debit_goes_into_debt_and_time_repays_it(ask, gate, clock):
     assert await ask(gate, "check", "key")
 
 
-async def test_a_debit_with_its_decision_charges_who_paid(ask, clock):
+async def test_a_debit_with_its_decision_charges_the_part_that_paid(ask, clock):
     gate = Gate(first_of(main=GCRA("1/s", burst=1), spare=GCRA("1/s", burst=5)), clock=clock)
     assert (await ask(gate, "check", "key")).binding == "main"
     paid = await ask(gate, "check", "key", cost=2)

@@ -1,4 +1,4 @@
-"""Gate: every wrong argument is a ConfigError that says what is wrong, and nothing is consumed."""
+"""Gate: every wrong argument is a ConfigError that names the mistake, and nothing is consumed."""
 
 import time
 from decimal import Decimal
@@ -91,7 +91,7 @@ def test_a_name_is_a_text(refused, bad):
     refused(lambda: Gate(GCRA("1/s"), name=bad), "name")
 
 
-# asking it
+# using one
 
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=name)
@@ -123,7 +123,7 @@ async def test_a_cost_is_a_whole_number_from_one_on(refused, gate, cost):
 
 @pytest.mark.parametrize("keys", [None, 5, True, "key", b"key", {"ip": "1"}], ids=name)
 async def test_keys_are_a_series_of_keys(refused, gate, keys):
-    # A text is a series of texts to Python; whoever passes one means one key.
+    # A text is a series of texts to Python; but a caller that passes one means one key.
     refused(lambda: gate.check_many(keys), "keys", "key")
     with pytest.raises(ConfigError):
         await gate.acheck_many(keys)
@@ -170,7 +170,7 @@ async def test_the_decision_of_another_kind_of_gate_is_refused(refused, gate, ma
 
 
 class UntouchableStore(MemoryStore):
-    """Fails as soon as somebody asks it anything."""
+    """Raises as soon as an operation is called."""
 
     def bind(self, name, program, operation):
         def touched(*args):

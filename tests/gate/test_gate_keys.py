@@ -148,7 +148,7 @@ def test_a_mapping_is_no_key_of_a_strategy_without_parts(refused):
 
 
 @given(st.lists(st.tuples(st.sampled_from("12"), st.sampled_from("ab"), st.integers(1, 2)), max_size=30))
-def test_none_or_all_against_two_gates_that_are_asked_in_turn(calls):
+def test_none_or_all_against_two_gates_that_are_checked_in_turn(calls):
     clock = ManualClock()
     together = Gate(BOTH, clock=clock)
     ips, users = (Gate(part, clock=clock) for part in BOTH.parts)
