@@ -7,14 +7,14 @@ from shapekit import Adaptive, MemoryStore, Shaper
 from shapekit.shaper import received, sent
 
 
-@pytest.mark.parametrize("told", [5, "x", None, ()], ids=str)
-def test_only_reservations_are_given_back_settled_and_waited_for(refused, anyio_backend, told):
+@pytest.mark.parametrize("value", [5, "x", None, ()], ids=str)
+def test_only_reservations_can_be_cancelled_settled_and_waited_for(refused, anyio_backend, value):
     shaper = Shaper("10/s")
-    for call in (shaper.cancel, lambda told: shaper.settle(told, 1), shaper.remaining):
-        assert "reserve()" in refused(lambda call=call: call(told), "reservation").fix
+    for call in (shaper.cancel, lambda value: shaper.settle(value, 1), shaper.remaining):
+        assert "reserve()" in refused(lambda call=call: call(value), "reservation").fix
     for call, *more in ((shaper.acancel,), (shaper.asettle, 1), (shaper.aremaining,)):
         refused(
-            lambda call=call, more=more: anyio.run(call, told, *more, backend=anyio_backend), "reservation"
+            lambda call=call, more=more: anyio.run(call, value, *more, backend=anyio_backend), "reservation"
         )
 
 
@@ -26,9 +26,9 @@ def test_a_reservation_of_another_shaper_changes_nothing(refused, anyio_backend,
     own = Shaper("1/s", store=store, name="api")
     another = Shaper(**other)
     reservation = another.reserve()
-    for call in (own.cancel, lambda told: own.settle(told, 50), own.remaining):
-        told = refused(lambda call=call: call(reservation), "reservation")
-        assert told.bound == f"is of another shaper, {another.name!r}"
+    for call in (own.cancel, lambda other: own.settle(other, 50), own.remaining):
+        error = refused(lambda call=call: call(reservation), "reservation")
+        assert error.bound == f"is of another shaper, {another.name!r}"
     for call, *more in ((own.acancel,), (own.asettle, 50), (own.aremaining,)):
         refused(
             lambda call=call, more=more: anyio.run(call, reservation, *more, backend=anyio_backend),

@@ -54,7 +54,7 @@ def refused_in_a_scope(policy):
     run(with_a_held_scope(policy).schedule, "default", TARGET, 1, max_wait=0)
 
 
-def not_told(shaper):
+def unconfirmed(shaper):
     """Its store is gone when the call asks whether its slot has moved."""
     shaper.reserve()
     shaper.core.store.breaks = True
@@ -67,19 +67,19 @@ class Breaking(MemoryStore):
     def bind(self, name, program, operation):
         apply = super().bind(name, program, operation)
 
-        def asked(*args):
+        def watched(*args):
             if self.breaks and operation is CONFIRM:
                 raise StoreUnavailableError("gone")
             return apply(*args)
 
-        return asked
+        return watched
 
 
 REFUSED = {
     "shaper": lambda store: refused(Shaper("1/s", store=store, name="api")),
     "policy": lambda store: refused_beside_a_permit(Policy("1/s", concurrency=2, store=store, name="api")),
     "scope": lambda store: refused_in_a_scope(Policy("1/s", store=store, name="api")),
-    "no answer": lambda store: not_told(Shaper("1/s", store=store, name="api")),
+    "no answer": lambda store: unconfirmed(Shaper("1/s", store=store, name="api")),
 }
 DROPPED = {
     "gate": lambda store: Gate(GCRA("10/s"), store=store).check(),
@@ -101,7 +101,7 @@ def uncollected():
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("use", DROPPED.values(), ids=DROPPED)
-def test_it_is_gone_at_once(use):
+def test_a_dropped_object_is_gone_at_once(use):
     store = MemoryStore(ManualClock(autojump=True))
     gone = ref(store)
     use(store)
@@ -110,7 +110,7 @@ def test_it_is_gone_at_once(use):
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_also_where_it_was_refused():
+def test_a_shaper_that_refused_a_call_is_gone_at_once():
     store = MemoryStore(ManualClock())
     gone = ref(store)
     Gate(GCRA("10/s"), store=store, name="api").check()
@@ -122,7 +122,7 @@ def test_also_where_it_was_refused():
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("use", REFUSED.values(), ids=REFUSED)
-def test_also_what_a_refused_call_has_met(use):
+def test_a_shaper_that_a_refused_thread_used_is_gone_at_once(use):
     store = Breaking(ManualClock(autojump=True))
     gone = ref(store)
     try:
@@ -135,7 +135,7 @@ def test_also_what_a_refused_call_has_met(use):
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_also_what_a_refused_task_has_met():
+def test_a_shaper_that_a_refused_task_used_is_gone_at_once():
     async def refused():
         policy = Policy("1/s", clock=ManualClock(), name="api")
         try:

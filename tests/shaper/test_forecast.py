@@ -119,7 +119,7 @@ def test_very_many_calls_under_a_small_calendar_quota_are_few_steps(quota):
     ],
     ids=str,
 )
-def test_years_of_a_small_quota_are_as_foretold(quota):
+def test_years_of_a_small_quota_pass_as_forecast(quota):
     """Through changes of the clocks, leap days, and calls that came before."""
     clock = ManualClock(1_700_000_000)
     shaper = Shaper("10/min; 20/h", gates=(quota,), clock=clock)
@@ -185,7 +185,7 @@ def test_a_long_forecast_does_not_run_on_the_event_loop(anyio_backend):
 
 
 def test_a_forecast_of_very_many_calls_is_as_quick_as_one():
-    """Ten billion calls at 7/s; whoever played them through would not come back."""
+    """Ten billion calls at 7/s, which would take for ever to play through one by one."""
     shaper = Shaper("7/s", clock=ManualClock(1_000))
     shaper.reserve()
     assert shaper.forecast(7 * 10**9 - 7).last_in == pytest.approx(10**9 - 1)

@@ -1,4 +1,4 @@
-"""Holds: nobody leaves before their end, then the rate goes on from its grid, in order, without a burst."""
+"""Holds: no call leaves before their end, then the rate goes on from its grid, in order, without a burst."""
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +38,7 @@ def spaced(first, count, step=0.1):
     return pytest.approx([first + n * step for n in range(count)], abs=1e-6)
 
 
-def test_a_hold_by_somebody_else_moves_all_who_wait(stage, shaper, other):
+def test_a_hold_by_another_shaper_moves_all_waiting_calls(stage, shaper, other):
     for name in range(10):
         stage.wait_for(shaper, name)
     stage.at(0.25, lambda: other.hold(2))
@@ -48,7 +48,7 @@ def test_a_hold_by_somebody_else_moves_all_who_wait(stage, shaper, other):
     assert stage.times[3:] == spaced(2.3, 7)
 
 
-def test_newcomers_queue_behind_those_who_were_held(stage, shaper, other):
+def test_new_calls_queue_behind_held_calls(stage, shaper, other):
     for name in range(5):
         stage.wait_for(shaper, name)
     stage.at(0.15, lambda: other.hold(1))
@@ -70,7 +70,7 @@ def test_a_hold_on_an_idle_key_ends_without_a_burst(stage, clock, burst):
     assert stage.times == spaced(1, 8)
 
 
-def test_who_comes_right_after_a_hold_finds_no_burst_either(stage, clock):
+def test_calls_right_after_a_hold_find_no_burst(stage, clock):
     shaper = Shaper("10/s", burst=5, clock=clock)
     stage.at(0, lambda: shaper.hold(1))
     for name in range(4):
@@ -98,13 +98,13 @@ def test_a_hold_with_a_burst_in_the_queue_moves_it_as_it_is(stage, clock):
 def test_the_longest_hold_counts(stage, shaper, other):
     for name in range(3):
         stage.wait_for(shaper, name)
-    told = []
-    stage.at(0.05, lambda: told.append(shaper.hold(1)))
-    stage.at(0.06, lambda: told.append(other.hold(0.5)))
-    stage.at(0.55, lambda: told.append(other.hold(2)))
-    stage.at(0.65, lambda: told.append(shaper.hold(1.9)))
+    lengths = []
+    stage.at(0.05, lambda: lengths.append(shaper.hold(1)))
+    stage.at(0.06, lambda: lengths.append(other.hold(0.5)))
+    stage.at(0.55, lambda: lengths.append(other.hold(2)))
+    stage.at(0.65, lambda: lengths.append(shaper.hold(1.9)))
     stage.run()
-    assert told == pytest.approx([1, 0.99, 2, 1.9], abs=1e-6)
+    assert lengths == pytest.approx([1, 0.99, 2, 1.9], abs=1e-6)
     assert stage.times == pytest.approx([0, 2.6, 2.7], abs=1e-6)
 
 
@@ -117,21 +117,21 @@ def test_one_hold_after_another(stage, shaper):
     assert stage.times == pytest.approx([0, 1.1, 2.2, 2.3], abs=1e-6)
 
 
-def test_a_lifted_hold_lets_everybody_go_in_order_a_quarter_of_a_second_later(stage, shaper, other):
+def test_a_lifted_hold_releases_all_calls_in_order_a_quarter_of_a_second_later(stage, shaper, other):
     for name in range(3):
         stage.wait_for(shaper, name)
     stage.at(0.05, lambda: shaper.hold(30))
     for name in range(3, 6):
         stage.wait_for(other, name, at=name / 10)
-    told = []
-    stage.at(1, lambda: told.append(other.resume()))
+    left = []
+    stage.at(1, lambda: left.append(other.resume()))
     stage.run()
-    assert told == [0.25]
+    assert left == [0.25]
     assert stage.names == list(range(6))
     assert stage.times == pytest.approx([0, 1.3, 1.4, 1.5, 1.6, 1.7], abs=1e-6)
 
 
-def test_a_lifted_hold_wakes_also_those_who_had_long_to_wait(stage, clock):
+def test_a_lifted_hold_moves_calls_with_distant_slots_too(stage, clock):
     shaper = Shaper("1/min", clock=clock)
     for name in range(3):
         stage.wait_for(shaper, name)
@@ -142,12 +142,12 @@ def test_a_lifted_hold_wakes_also_those_who_had_long_to_wait(stage, clock):
 
 
 def test_a_hold_that_ends_soon_anyway_is_not_prolonged_by_lifting_it(stage, shaper):
-    told = []
+    left = []
     stage.at(0, lambda: shaper.hold(1))
-    stage.at(0.9, lambda: told.append(shaper.resume()))
+    stage.at(0.9, lambda: left.append(shaper.resume()))
     stage.wait_for(shaper, "held", at=0.5)
     stage.run()
-    assert told == pytest.approx([0.1], abs=1e-6)
+    assert left == pytest.approx([0.1], abs=1e-6)
     assert stage.times == [1.0]
 
 
@@ -173,7 +173,7 @@ def test_other_keys_are_not_held(stage, shaper):
     assert stage.left == [("other", 0.1), ("held", 10.0)]
 
 
-def test_now_or_never_is_never_while_held(clock, shaper):
+def test_a_call_that_may_not_wait_is_refused_while_held(clock, shaper):
     shaper.hold(1)
     refused = shaper.reserve(max_wait=0)
     assert not refused
@@ -182,8 +182,8 @@ def test_now_or_never_is_never_while_held(clock, shaper):
     assert shaper.reserve(max_wait=0)
 
 
-def test_who_cannot_wait_through_a_hold_gives_the_turn_back(stage, shaper):
-    """And says so at the moment it hears of it: when its slot would have come."""
+def test_a_call_that_cannot_wait_through_a_hold_gives_its_slot_back(stage, shaper):
+    """It raises when it learns of the hold: at the moment its slot would have come."""
     for name in range(3):
         stage.wait_for(shaper, name)
     stage.wait_for(shaper, "hurried", max_wait=1.0)
@@ -210,7 +210,7 @@ def test_a_hold_within_max_wait_is_waited_through(stage, shaper):
     assert stage.times == [0, 1.0]
 
 
-def test_who_was_given_a_time_to_wait_gives_up_in_the_middle_of_a_hold(stage, shaper):
+def test_a_call_with_a_timeout_times_out_in_the_middle_of_a_hold(stage, shaper):
     stage.wait_for(shaper, 0)
     stage.wait_for(shaper, "gives up", timeout=2.0)
     stage.wait_for(shaper, "stays")
@@ -248,23 +248,23 @@ def test_threads_are_held_and_let_go_too(crew, by_hand, until_asleep):
 
 
 @pytest.mark.parametrize("length", [0, -1, float("nan"), float("inf"), True, None, "", "soon", "1 month"])
-def test_what_is_no_length_of_a_hold(shaper, refused, length):
+def test_wrong_lengths_of_a_hold_are_refused(shaper, refused, length):
     refused(lambda: shaper.hold(length), "length", "unit")
     assert shaper.reserve().delay == 0.0
 
 
 def test_the_awaitable_forms_do_the_same(stage, shaper):
-    told = []
+    lengths = []
 
     async def hold_and_lift():
-        told.append(await shaper.ahold(10))
-        told.append(await shaper.ahold(1))
-        told.append(await shaper.aresume())
+        lengths.append(await shaper.ahold(10))
+        lengths.append(await shaper.ahold(1))
+        lengths.append(await shaper.aresume())
 
     stage.at(0, hold_and_lift)
     stage.wait_for(shaper, "held")
     stage.run()
-    assert told == [10, 10, 0.25]
+    assert lengths == [10, 10, 0.25]
     assert stage.left == [("held", 0.25)]
 
 
@@ -282,7 +282,7 @@ events = st.tuples(
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @settings(max_examples=120)
 @given(st.integers(1, 4), st.lists(events, min_size=2, max_size=14))
-def test_those_who_really_wait_leave_when_the_model_says(backend, burst, events):
+def test_waiting_calls_leave_when_the_model_expects(backend, burst, events):
     """Instants in hundredths of a second; each event some microseconds beside, so that none coincide."""
     clock = ManualClock(1_000, autojump=True)
     shaper = Shaper("10/s", burst=burst, clock=clock)
@@ -320,7 +320,7 @@ def test_after_a_hold_a_state_lives_until_its_limits_are_as_good_as_cold_and_no_
     for _ in range(3):
         state, _, life, _ = queue.reserve(state, now, (1, None, 7))
         shift = state[5]
-        # Nobody waited, and only what saves up stands still.
+        # No call waits, and only limits that save up a burst stand still.
         assert shift == (20 * SECOND if isinstance(gate, GCRA) else 0)
         real, skew = timeline(gate, (shift, 0, now))
         full_at_us = gate.forecast(state[7][0], now - shift + real, 1, skew).full_at_us - real

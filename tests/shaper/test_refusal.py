@@ -51,7 +51,7 @@ def test_a_wait_above_max_wait_is_refused_with_all_figures(shaper, clock):
     assert clock.naps == []
 
 
-def test_a_refusal_says_whether_the_key_is_held(shaper):
+def test_a_refusal_has_whether_the_key_is_held(shaper):
     shaper.hold("12s", key="held")
     for _ in range(3):
         shaper.reserve("full")
@@ -76,18 +76,18 @@ def test_the_awaitable_form_refuses_alike(shaper, clock, anyio_backend):
 
 def test_a_wait_of_just_max_wait_is_accepted(shaper):
     turns = [shaper.reserve() for _ in range(4)]
-    assert [turn.accepted for turn in turns] == [True, True, True, False]
-    assert [turn.delay for turn in turns] == [0.0, 1.0, 2.0, 3.0]
+    assert [reservation.accepted for reservation in turns] == [True, True, True, False]
+    assert [reservation.delay for reservation in turns] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_refused_reservation_is_falsy_and_says_why(shaper):
+def test_a_refused_reservation_is_falsy_and_has_its_refusal(shaper):
     refused = [shaper.reserve() for _ in range(4)][3]
     assert not refused
     assert not refused.accepted
     assert refused.refusal is not None
     assert refused.refusal.retry_after == 1.0
     assert refused.departs_at == 1_003.0
-    assert [turn.refusal for turn in [shaper.reserve("fresh")]] == [None]
+    assert [reservation.refusal for reservation in [shaper.reserve("fresh")]] == [None]
 
 
 def test_nothing_is_consumed_by_any_number_of_refusals(shaper):
@@ -98,7 +98,7 @@ def test_nothing_is_consumed_by_any_number_of_refusals(shaper):
     assert shaper.reserve(max_wait=None).delay == 3.0
 
 
-def test_a_call_may_wait_longer_or_shorter_than_the_shaper_says(shaper):
+def test_a_call_may_set_a_longer_or_shorter_max_wait_than_the_shaper(shaper):
     for _ in range(3):
         shaper.reserve()
     assert not shaper.reserve(max_wait=2.999_999)
@@ -121,7 +121,7 @@ def test_now_or_never(clock):
 
 
 @pytest.mark.parametrize("max_wait", [-1, True, "", "soon", float("nan"), float("inf"), [1]])
-def test_what_is_no_max_wait(shaper, refused, max_wait):
+def test_wrong_values_of_max_wait_are_refused(shaper, refused, max_wait):
     refused(lambda: Shaper("1/s", max_wait=max_wait), "max_wait", "unit")
     refused(lambda: shaper.reserve(max_wait=max_wait), "max_wait", "unit")
     refused(lambda: shaper.schedule(max_wait=max_wait), "max_wait", "unit")
@@ -129,7 +129,7 @@ def test_what_is_no_max_wait(shaper, refused, max_wait):
 
 
 @pytest.mark.parametrize("cost", [0, -1, 1.0, True, "1", None, 2**80])
-def test_what_is_no_cost(shaper, cost):
+def test_wrong_costs_are_refused(shaper, cost):
     with pytest.raises(ValueError, match="cost"):
         shaper.reserve(cost=cost)
     with pytest.raises(ValueError, match="cost"):
@@ -137,7 +137,7 @@ def test_what_is_no_cost(shaper, cost):
     assert shaper.reserve().delay == 0.0
 
 
-def test_a_cost_that_no_waiting_admits_is_refused_before_the_store_is_asked(clock):
+def test_a_cost_that_no_waiting_admits_is_refused_without_the_store(clock):
     shaper = Shaper("10/s", burst=2, gates=(GCRA("5/s", burst=4), FixedWindow(6, "1m")), clock=clock)
     shaper.core.store.close()
     with pytest.raises(CostExceedsLimitError) as caught:
@@ -186,14 +186,14 @@ def test_a_refused_call_is_accepted_after_just_retry_after(name, before, cost, m
 )
 def test_a_refusal_leaves_the_queue_as_it_was(name, story):
     args, options, _ = SETUPS[name]
-    asked, quiet = (Follower(*args, **options) for _ in range(2))
+    refusing, quiet = (Follower(*args, **options) for _ in range(2))
     for cost, tenths, cancels in story:
         expected = quiet.reserve(cost, 1_000 * SECOND).slot.grant
         if expected.wait_us:
-            assert not asked.reserve(cost, expected.wait_us - 1)
-            assert not asked.reserve(cost, 0)
-        assert asked.reserve(cost, 1_000 * SECOND).slot.grant[:3] == expected[:3]
-        for follower in (asked, quiet):
+            assert not refusing.reserve(cost, expected.wait_us - 1)
+            assert not refusing.reserve(cost, 0)
+        assert refusing.reserve(cost, 1_000 * SECOND).slot.grant[:3] == expected[:3]
+        for follower in (refusing, quiet):
             if cancels and follower.waiting:
                 follower.cancel(follower.waiting[0])
             follower.advance(tenths * SECOND // 10)
@@ -258,7 +258,7 @@ def test_a_queue_that_reaches_into_the_next_period_is_refused_by_this_one():
         shaper.schedule()
 
 
-def test_what_is_given_back_is_not_spent():
+def test_a_slot_given_back_is_not_spent():
     shaper, _ = month_shaper()
     turns = [shaper.reserve() for _ in range(3)]
     assert not shaper.reserve()
