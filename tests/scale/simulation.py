@@ -5,9 +5,10 @@ does one thing at one instant. The store is one state of one `LeakyQueue`, which
 in the order of arrival. There are no threads and no clocks, so ten thousand workers are ten thousand
 generators and a heap, and the same seed gives the same run.
 
-What a worker does is what `_queue.waiter` does over a network: it asks for a slot (a trip), sleeps as
-long as it was told from the moment it was told, asks once more if it had to wait (a trip, or the answer
-that another caller of its process got within the last 20 ms), and then its call travels to the upstream.
+What a worker does is what `_queue.waiter` does over a network: it asks for a slot (a trip), sleeps for the
+delay of the answer, from the moment at which the answer arrived, asks once more if it had to wait (a trip, or
+the answer that another caller of its process got within the last 20 ms), and then its call travels to the
+upstream.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Fleet(NamedTuple):
     crash: float = 0.0
     """The share of workers that die half-way through, wherever they are."""
     give_up: float = 0.0
-    """The share of turns that are given back while they are waited for."""
+    """The share of slots that are given back while calls wait for them."""
     seed: int = 1
 
 
@@ -66,7 +67,7 @@ class Call(NamedTuple):
 
     worker: int
     slot_us: int
-    """When it was to leave, by the store's clock."""
+    """When its slot was, by the store's clock."""
     left_us: int
     came_us: int
     """When it was at the upstream."""
@@ -82,12 +83,12 @@ class Run(NamedTuple):
     """In the order of their slots."""
     trips: int
     lost: list[int]
-    """The slots of those who died with one."""
+    """The slots of workers that died with one."""
     given_back: int
 
     @property
     def rate(self) -> float:
-        """Calls a second, over the slots from the first one until nobody came any more."""
+        """Calls a second, over the slots from the first one until no more calls came."""
         return pace([call.slot_us for call in self.calls if call.slot_us < self.fleet.seconds * SECOND_US])
 
     @property
@@ -147,10 +148,10 @@ def most_in_window(instants: Sequence[int], window_us: int) -> int:
 
 
 class _Question:
-    """What a process has asked before leaving, and who waits for the answer."""
+    """A question of a process to the store before calls leave, and the callers that wait for the answer."""
 
-    def __init__(self, asked_us: int) -> None:
-        self.asked_us = asked_us
+    def __init__(self, sent_us: int) -> None:
+        self.sent_us = sent_us
         self.is_open = True
         self.waiting: list[_Life] = []
 
@@ -176,7 +177,7 @@ class _World:
         self._order = count()
 
     def run(self) -> Run:
-        """Let everything happen until nobody asks any more and all who asked have left."""
+        """Run all events until no worker asks any more and all calls that have a slot have left."""
         for number in range(self.fleet.workers):
             self._later(self.chance.randrange(SECOND_US), self._worker(number))
         while self._events:
@@ -232,7 +233,7 @@ class _World:
     def _confirm(self, process: int) -> _Life:
         """Ask before leaving, or take the answer that another caller of the process gets or got."""
         question = self._questions.get(process)
-        if question is not None and self.now_us - question.asked_us <= FRESH_US:
+        if question is not None and self.now_us - question.sent_us <= FRESH_US:
             if question.is_open:
                 yield question
             return

@@ -86,7 +86,7 @@ def test_no_window_at_the_store_has_more_than_the_limit(
 @NETWORKS
 @pytest.mark.parametrize("callers", [1, 20])
 @pytest.mark.parametrize("headroom", [0.0, 0.05])
-def test_what_comes_to_the_upstream_is_the_limit_and_what_jitter_allows(
+def test_the_upstream_gets_the_limit_and_what_jitter_adds(
     store: Network, seed: int, callers: int, headroom: float
 ) -> None:
     fleet = BUSY._replace(store=store, upstream=FAR, seed=seed, callers=callers, headroom=headroom)
@@ -118,33 +118,33 @@ def test_a_call_costs_one_trip_or_two_if_it_waits(store: Network, seed: int) -> 
 
 
 @SEEDS
-def test_callers_of_one_process_share_what_they_ask_before_leaving(seed: int) -> None:
+def test_callers_of_one_process_share_the_question_before_leaving(seed: int) -> None:
     busy = BUSY._replace(rate="1000/s", workers=1_000, seconds=3, seed=seed)
     before = run(busy).trips_per_call
     for callers in (10, 100, 1_000):
         played = run(busy._replace(callers=callers))
-        asked = played.trips - len(played.calls)
+        questions = played.trips - len(played.calls)
         lasted = max(call.left_us for call in played.calls)
-        assert asked <= busy.workers // callers * (lasted // FRESH_US + 1)
+        assert questions <= busy.workers // callers * (lasted // FRESH_US + 1)
         assert 1 < played.trips_per_call < before
         before = played.trips_per_call
 
 
 @SEEDS
 @NETWORKS
-def test_everybody_has_the_same_share(store: Network, seed: int) -> None:
+def test_all_workers_have_the_same_share(store: Network, seed: int) -> None:
     played = run(BUSY._replace(store=store, seed=seed))
     made = played.shares()
     assert len(made) == BUSY.workers
     assert min(made) >= 3
-    # First come, first served: between two calls of one worker everybody else has one.
+    # First come, first served: between two calls of one worker every other worker has one.
     assert max(made) - min(made) <= 1
     assert played.fairness() == sum(made) ** 2 / (len(made) * sum(each**2 for each in made)) > 0.97
 
 
 @SEEDS
 @NETWORKS
-def test_who_dies_costs_the_slot_that_was_promised_and_no_other(store: Network, seed: int) -> None:
+def test_a_worker_that_dies_costs_the_slot_that_it_has_and_no_other(store: Network, seed: int) -> None:
     fleet = BUSY._replace(store=store, seed=seed, crash=0.1)
     played = run(fleet)
     assert 0 < len(played.lost) <= fleet.workers * fleet.crash
@@ -158,7 +158,7 @@ def test_who_dies_costs_the_slot_that_was_promised_and_no_other(store: Network, 
 
 @SEEDS
 @NETWORKS
-def test_turns_given_back_go_to_who_comes_next(store: Network, seed: int) -> None:
+def test_slots_given_back_go_to_the_next_callers(store: Network, seed: int) -> None:
     played = run(BUSY._replace(store=store, seed=seed, give_up=0.2))
     taken = slots(played)
     assert len(set(taken)) == len(taken)
@@ -169,7 +169,7 @@ def test_turns_given_back_go_to_who_comes_next(store: Network, seed: int) -> Non
 
 
 @NETWORKS
-def test_where_jitter_is_less_than_the_grid_nobody_overtakes(store: Network) -> None:
+def test_where_jitter_is_less_than_the_grid_no_call_overtakes(store: Network) -> None:
     slow = Fleet(50, "2/s", store, store, seconds=20)
     assert widest_jitter_us(slow) < SECOND_US // 2
     assert run(slow).overtaken() == 0

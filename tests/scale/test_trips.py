@@ -34,8 +34,8 @@ class Waiting:
         self._ask, self._prepare = ask, prepare
 
     def minutes(self, crowd, *starts_s):
-        """The trips of the minutes that begin so long after all have asked, of each the sum."""
-        told = []
+        """The trips within each minute that begins so long after all calls have asked for their slots."""
+        trips = []
 
         async def ask():
             await self._ask()
@@ -52,11 +52,11 @@ class Waiting:
                     await self.clock.asleep(max(0.0, began_s + start_s - self.clock.now()), AsyncAlarm())
                     before = self.store.trips.copy()
                     await self.clock.asleep(MINUTE_S, AsyncAlarm())
-                    told.append(sum((self.store.trips - before).values()))
+                    trips.append(sum((self.store.trips - before).values()))
                 tasks.cancel_scope.cancel()
 
         anyio.run(main)
-        return told
+        return trips
 
 
 @pytest.fixture
@@ -70,32 +70,32 @@ def store(clock):
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_slot_asks_once_a_minute(clock, store, crowd):
+def test_calls_that_wait_for_a_slot_ask_once_a_minute(clock, store, crowd):
     shaper = Shaper("1/h", name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, shaper.areserve)
-    # Whether an operator has changed the limit; one asks for all.
+    # Whether an operator has changed the limit; one call asks for all.
     assert max(waiting.minutes(crowd, 0, 600)) <= 1
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_gate_asks_once_a_minute(clock, store, crowd):
+def test_calls_that_wait_for_a_gate_ask_once_a_minute(clock, store, crowd):
     shaper = Shaper(gates=(FixedWindow(1, "10d"),), name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, shaper.areserve)
-    # Whether an operator has changed the limit; one asks for all.
+    # Whether an operator has changed the limit; one call asks for all.
     assert max(waiting.minutes(crowd, 0, 600)) <= 1
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_days_for_a_quota_asks_once_a_minute(clock, store, crowd):
+def test_calls_that_wait_for_a_quota_for_days_ask_once_a_minute(clock, store, crowd):
     shaper = Policy(quota="100/month", name="api", store=store).shaper
     spend = partial(shaper.areserve, cost=100)
     waiting = Waiting(clock, store, lambda: shaper.aschedule(max_wait="1000d"), spend)
-    # Whether an operator has changed the limit; one asks for all.
+    # Whether an operator has changed the limit; one call asks for all.
     assert max(waiting.minutes(crowd, 0, 600)) <= 1
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_through_a_hold_looks_seldom(clock, store, crowd):
+def test_calls_that_wait_through_a_hold_ask_seldom(clock, store, crowd):
     shaper = Shaper("10/s", name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, lambda: shaper.ahold("15m"))
     first, middle = waiting.minutes(crowd, 0, 420)
@@ -104,7 +104,7 @@ def test_who_waits_through_a_hold_looks_seldom(clock, store, crowd):
 
 
 @pytest.mark.parametrize("crowd", [1, 20])
-def test_and_more_often_towards_its_end(clock, store, crowd):
+def test_calls_ask_more_often_towards_the_end_of_a_hold(clock, store, crowd):
     shaper = Shaper("10/s", name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, lambda: shaper.ahold("15m"))
     (last,) = waiting.minutes(crowd, 830)
@@ -112,7 +112,7 @@ def test_and_more_often_towards_its_end(clock, store, crowd):
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_scope_looks_seldom(clock, store, crowd):
+def test_calls_that_wait_for_a_scope_ask_seldom(clock, store, crowd):
     policy = Policy("10/s", name="api", store=store)
     turns = policy.scoped
     turns.scopes.learn("api", SEARCH, "search")
@@ -127,7 +127,7 @@ def test_who_waits_for_a_scope_looks_seldom(clock, store, crowd):
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_rate_that_is_found_looks_seldom(clock, store, crowd):
+def test_calls_that_wait_for_an_adaptive_rate_ask_seldom(clock, store, crowd):
     shaper = Shaper(adaptive=Adaptive(min="1/h", max="10/s"), name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, shaper.areserve)
     first, later = waiting.minutes(crowd, 0, 600)
@@ -136,7 +136,7 @@ def test_who_waits_for_a_rate_that_is_found_looks_seldom(clock, store, crowd):
 
 
 @pytest.mark.parametrize("crowd", [1, 20])
-def test_so_it_is_at_most_once_a_second_where_turns_are_near(clock, store, crowd):
+def test_calls_with_near_slots_ask_at_most_once_a_second(clock, store, crowd):
     shaper = Shaper(adaptive=Adaptive(min="1/2m", max="10/s"), name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, shaper.areserve)
     (trips,) = waiting.minutes(crowd, 58)
@@ -144,10 +144,10 @@ def test_so_it_is_at_most_once_a_second_where_turns_are_near(clock, store, crowd
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_permit_looks_the_more_seldom_the_longer_it_is_quiet(clock, crowd):
-    # Two objects on one truth: what the one does, the other only hears of when it looks.
+def test_calls_that_wait_for_a_permit_ask_the_less_the_longer_nothing_changes(clock, crowd):
+    # Two policies on one store: what the one does, the other learns only when it looks.
     truth = MemoryStore(clock)
-    store, told = FaultyStore(truth), []
+    store, calls = FaultyStore(truth), []
     policy, other = (Policy(concurrency=1, name="api", store=one) for one in (store, truth))
 
     async def ask():
@@ -163,24 +163,24 @@ def test_who_waits_for_a_permit_looks_the_more_seldom_the_longer_it_is_quiet(clo
                     await clock.asleep(1.0, AsyncAlarm())
                     before = store.calls
                     await clock.asleep(MINUTE_S, AsyncAlarm())
-                    told.append(store.calls - before)
+                    calls.append(store.calls - before)
                 tasks.cancel_scope.cancel()
 
     anyio.run(main)
-    assert 60 <= told[0] <= 170
-    assert 45 <= told[2] <= 62
+    assert 60 <= calls[0] <= 170
+    assert 45 <= calls[2] <= 62
 
 
 def test_a_fleet_costs_no_more_than_its_processes(clock, store):
     shapers = [Shaper("10/s", name="api", store=in_another_process(store)) for _ in range(100)]
-    everyone = iter(shapers)
-    waiting = Waiting(clock, store, lambda: next(everyone).aschedule(), lambda: shapers[0].ahold("15m"))
+    each_once = iter(shapers)
+    waiting = Waiting(clock, store, lambda: next(each_once).aschedule(), lambda: shapers[0].ahold("15m"))
     first, middle = waiting.minutes(100, 0, 420)
     assert first <= 200
     assert middle <= 500
 
 
-# how late it is heard
+# how late a change is noticed
 
 
 @settings(max_examples=25)
@@ -194,7 +194,7 @@ def test_a_fleet_costs_no_more_than_its_processes(clock, store):
 def test_a_hold_that_another_process_ends_lets_all_go_in_order_on_the_grid(
     held_s, lifted, processes, each, backend
 ):
-    """Whoever heard of it too late would leave late, and next to those who follow."""
+    """A call that noticed the end too late would leave late, and close to those that follow."""
     clock = ManualClock(1_000_000, autojump=True)
     truth = SlowStore(clock, 0.0)
     shapers = [Shaper("10/s", name="api", store=in_another_process(truth)) for _ in range(processes)]
@@ -221,7 +221,7 @@ def test_a_hold_that_another_process_ends_lets_all_go_in_order_on_the_grid(
 
 @pytest.mark.parametrize("crowd", [1, 30])
 @pytest.mark.parametrize("kind", [MemoryStore, lambda clock: SlowStore(clock, TRIP_S)])
-def test_what_the_own_process_changes_is_heard_at_once(clock, kind, crowd):
+def test_a_change_by_the_same_process_takes_effect_at_once(clock, kind, crowd):
     store = kind(clock)
     shaper, twin = (Shaper("100/s", name="api", store=store) for _ in range(2))
     left = []
@@ -321,13 +321,13 @@ def test_an_idle_celery_worker_runs_one_script_a_second_at_most(worker):
     assert 45 <= worker.run(MINUTE_S) <= 61
 
 
-def test_so_it_does_where_messages_are_parked_for_an_hour(worker):
+def test_an_idle_celery_worker_with_messages_parked_for_an_hour_runs_one_script_a_second(worker):
     worker.next_s = 3_600.0
     worker.buffer._look_in(0.0)
     assert 45 <= worker.run(MINUTE_S) <= 61
 
 
-def test_a_message_that_is_parked_here_is_looked_for_in_time(worker):
+def test_a_worker_looks_in_time_for_a_message_that_it_parked(worker):
     worker.buffer._look_in(0.0)
     worker.run(10.0)
     before = worker.scripts
@@ -342,10 +342,10 @@ def test_a_message_that_is_parked_here_is_looked_for_in_time(worker):
 def test_a_held_key_costs_a_celery_worker_few_trips(worker, keys):
     class Held:
         name = "api"
-        asked = 0
+        lookups = 0
 
         def held(self, key):
-            Held.asked += 1
+            Held.lookups += 1
             return max(0.0, 900.0 - worker.now)
 
     holds, shaper = Holds(), Held()
@@ -353,13 +353,13 @@ def test_a_held_key_costs_a_celery_worker_few_trips(worker, keys):
     for number in range(keys):
         holds.note(shaper, SimpleNamespace(key=f"key {number}"), worker)
     worker.buffer._look_in(0.0)
-    noted, Held.asked = worker.scripts, 0
+    noted, Held.lookups = worker.scripts, 0
     assert noted == keys
     assert worker.run(MINUTE_S) <= 61 + 2 * keys
-    assert Held.asked <= 2 * keys
+    assert Held.lookups <= 2 * keys
     worker.run(420 - worker.now)
-    before, Held.asked = worker.scripts, 0
+    before, Held.lookups = worker.scripts, 0
     assert worker.run(MINUTE_S) - 61 <= 5 * keys, before
-    assert Held.asked <= 5 * keys
+    assert Held.lookups <= 5 * keys
     worker.run(1_000.0 - worker.now)
     assert holds.next_s == float("inf")
