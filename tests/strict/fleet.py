@@ -51,7 +51,7 @@ class Run:
     plan: Plan
     arrivals: list[Arrival]
     by_process: list[list[float]]
-    """When the calls of each have left; of Celery's workers all together."""
+    """When the calls of each process have left; of Celery's workers all together."""
     stalls: Stalls
     """What the machine has kept from running, the server among it."""
 
@@ -66,19 +66,19 @@ class Run:
 
     @property
     def undisturbed(self) -> list[float]:
-        """When calls would have arrived, had the machine stalled nobody while they were on their way."""
+        """When calls would have arrived, had the machine stalled no process while they were on their way."""
         came = [arrival.at for arrival in self.arrivals]
         return [self.stalls.undone(left, at) for left, at in zip(self.departures, came, strict=True)]
 
     @property
     def stalled(self) -> float:
-        """For which share of the time the machine has kept somebody from running; may be more than all."""
+        """The share of the time for which the machine has kept a process from running; may be more than 1."""
         first, last = self.arrivals[0].at, self.arrivals[-1].at
         return self.stalls.within(first, last) / (last - first)
 
     @property
     def paused(self) -> float:
-        """For which share of the time the server has asked for a pause, by its refusals."""
+        """The share of the time for which refusals of the server require a pause."""
         first, last = self.arrivals[0].at, self.arrivals[-1].at
         refusals = [arrival.at for arrival in self.arrivals if arrival.refused]
         return sum(min(PAUSE_S, later - at) for at, later in pairwise([*refusals, last])) / (last - first)
@@ -105,7 +105,7 @@ class Run:
 
 
 def run(plan: Plan) -> Run:
-    """Start everybody, let all begin at once, and collect what was seen."""
+    """Start all processes, let them begin at once, and collect what happened."""
     crew = in_celery if plan.client == "Celery" else in_processes
     with StrictServer(plan.limit) as server:
         departures, stalls = crew(plan, server)
@@ -128,8 +128,8 @@ def in_processes(plan: Plan, server: StrictServer) -> tuple[list[list[float]], S
         go(workers, until)
         if plan.stall == "stopped":
             stop(workers[0].pid, lambda: time.monotonic() > until - EVERY_S)
-        said = said_by(workers, plan.seconds + PATIENCE_S)
-    return [json.loads(told)["left"] for told in said], witness.stalls
+        outputs = said_by(workers, plan.seconds + PATIENCE_S)
+    return [json.loads(output)["left"] for output in outputs], witness.stalls
 
 
 def in_celery(plan: Plan, server: StrictServer) -> tuple[list[list[float]], Stalls]:

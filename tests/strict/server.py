@@ -2,8 +2,8 @@
 
 It answers 429 with `Retry-After: 1` to each call that is one too many among those of the last second,
 wherever that begins, by the instants at which they arrive. Calls that it has refused count like the others,
-as they do for the strictest servers: who goes on calling is refused for longer. It says its port, ends with
-its input, and then tells all arrivals.
+as they do for the strictest servers: a client that goes on calling is refused for longer. It prints its port,
+ends with its input, and then prints all arrivals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
 PAUSE_S = 1
-"""What a refusal asks for."""
+"""The Retry-After of a refusal."""
 _END = b"\r\n\r\n"
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 _REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: %d\r\nContent-Length: 0\r\n\r\n" % PAUSE_S
@@ -44,7 +44,7 @@ class Log:
         self._second: deque[float] = deque()
 
     def refuses(self, at: float) -> bool:
-        """Note a call that arrives, and say whether it is refused."""
+        """Note a call that arrives, and return whether it is refused."""
         second = self._second
         while second and second[0] <= at - 1:
             second.popleft()
@@ -72,7 +72,7 @@ class Strict(asyncio.Protocol):
 
 
 class StrictServer:
-    """The process, from the side of those who started it."""
+    """The process, from the side that started it."""
 
     def __init__(self, limit: int) -> None:
         self._command = [sys.executable, "-m", "tests.strict.server", str(limit)]
@@ -87,8 +87,8 @@ class StrictServer:
 
     def arrivals(self) -> list[Arrival]:
         """All of them; it serves no more."""
-        told, _ = self._process.communicate(timeout=PATIENCE_S)
-        return [Arrival(*arrival) for arrival in json.loads(told)]
+        printed, _ = self._process.communicate(timeout=PATIENCE_S)
+        return [Arrival(*arrival) for arrival in json.loads(printed)]
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()

@@ -32,7 +32,7 @@ class SlowClock(ManualClock):
 
 
 class Stopping:
-    """The clock of a process that is stopped between some instants: until then, nobody in it wakes."""
+    """The clock of a process that is stopped at times: no call in it wakes until it runs again."""
 
     def __init__(self, clock, stops):
         self._clock = clock
@@ -83,8 +83,8 @@ class Fleet:
         self._origin = clock.now()
         self.left = []
         """When, in seconds from the start."""
-        self.asked, self.order = [], []
-        """Who has come, and who has left, in that order."""
+        self.arrived, self.order = [], []
+        """The callers in the order in which they asked for a slot, and in the order in which they left."""
         clocks = [Stopping(clock, [(self._origin + a, self._origin + b) for a, b in each]) for each in stops]
         options = {"name": "stopped", **options}
         if len(clocks) == 1:

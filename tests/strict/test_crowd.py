@@ -1,4 +1,4 @@
-"""Hundreds who wait, all started at once: they leave by the law, in order, and no later for one stall."""
+"""Hundreds of waiting calls, all started at once: they leave by the law, in order, no later for one stall."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ RATE = 200
 
 
 class Crowd:
-    """Who has left, by their slots, and when."""
+    """The calls that have left, by their slots, and when they left."""
 
     def __init__(self, clock=None):
         self.shaper = Shaper(f"{RATE}/s", clock=clock)

@@ -1,4 +1,4 @@
-"""Real fleets before a strict server, from a cold start on: it refuses nobody, whatever stops a process."""
+"""Real fleets before a strict server, from a cold start on: it refuses no call, whatever stops a process."""
 
 import pytest
 
@@ -15,10 +15,10 @@ LEAST = 0.85
 
 
 @pytest.mark.parametrize(("client", "stall"), [*((client, "stopped") for client in STOPPED), *STALLED])
-def test_nobody_is_refused(client, stall):
+def test_no_call_is_refused(client, stall):
     done = run(Plan(client, 49, 50, SECONDS, stall))
     check_departures(done.departures, "49/s", stalls=done.stalls)
-    # Arrivals without what was seen to happen to them on the way. If they keep it too, it was there that
-    # the server's refusals came from, and the pauses are none of ours.
+    # Arrivals without the stalls that a witness has seen on the way. If these keep the law, too, the server's
+    # refusals come from the way, and shapekit has not caused the pauses.
     check_departures(done.undisturbed, "49/s")
     assert done.share >= LEAST - done.stalled - done.paused, done

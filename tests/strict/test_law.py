@@ -42,7 +42,7 @@ def test_an_even_pace_keeps_it_and_so_do_two_that_are_hardly_late():
     assert breaks([31, 31, *pace[2:]], "49/s")
 
 
-def test_who_were_stopped_may_not_leave_beside_those_who_were_not():
+def test_calls_of_a_stopped_process_may_not_leave_beside_those_of_others():
     pace = [n * 20 for n in range(200)]
     stopped = [2_300 if 2_000 <= at < 2_300 and at % 60 == 0 else at for at in pace]
     assert breaks(stopped, "50/s")
@@ -50,7 +50,7 @@ def test_who_were_stopped_may_not_leave_beside_those_who_were_not():
     assert not breaks(stopped, "3000/min")
 
 
-def test_who_was_not_let_run_before_it_had_left_begins_its_window_earlier_by_no_more_than_that():
+def test_a_call_that_stalled_before_it_left_begins_its_window_earlier_by_the_stall_at_most():
     # 51 within 978 ms, because the first has left 16 ms late: 12 ms too little.
     pace = [n * 20.0 for n in range(51)]
     pace = [16.0, *(at - (6 if at > 900 else 0) for at in pace[1:])]
@@ -73,7 +73,7 @@ def test_a_burst_counts_on_top_of_the_rate():
 
 
 @given(MILLISECONDS.map(sorted), st.integers(1, 5))
-def test_the_server_refuses_what_is_too_much_for_the_second_before_it_refused_calls_included(instants, limit):
+def test_the_server_refuses_calls_above_the_limit_of_the_last_second_refused_calls_included(instants, limit):
     log = Log(limit)
     for number, at in enumerate(instants):
         second = sum(at - 1_000 < other <= at for other in instants[: number + 1])
@@ -81,7 +81,7 @@ def test_the_server_refuses_what_is_too_much_for_the_second_before_it_refused_ca
     assert [arrival.refused for arrival in log.arrivals].count(False) >= min(limit, len(instants))
 
 
-def test_a_refusal_says_for_how_long_and_the_log_tells_it():
+def test_a_refusal_has_a_retry_after_and_is_in_the_log():
     with StrictServer(2) as server:
         for _ in range(2):
             with urllib.request.urlopen(server.url) as answer:
@@ -90,6 +90,6 @@ def test_a_refusal_says_for_how_long_and_the_log_tells_it():
             urllib.request.urlopen(server.url)
         with refused.value as answer:
             assert (answer.code, answer.headers["Retry-After"]) == (429, "1")
-        told = server.arrivals()
-    assert [arrival.refused for arrival in told] == [False, False, True]
-    assert sorted(told) == told
+        arrivals = server.arrivals()
+    assert [arrival.refused for arrival in arrivals] == [False, False, True]
+    assert sorted(arrivals) == arrivals

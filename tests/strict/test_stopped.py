@@ -25,7 +25,7 @@ STOPS = {
 
 @pytest.mark.parametrize("rate", ["49/s", "49/s; 100 per 3 seconds"])
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
-def test_no_window_has_more_than_its_rate_and_one(anyio_backend, stops, rate):
+def test_no_window_has_more_than_its_rate_and_one_call(anyio_backend, stops, rate):
     fleet = Fleet(rate, stops)
     fleet.run(anyio_backend, callers=10, seconds=SECONDS)
     check_departures(fleet.left, *rate.split(";"))
@@ -60,7 +60,7 @@ rates, callers = st.sampled_from(["10/s", "49/s", "200/s"]), st.integers(1, 12)
     "49/s",
     8,
 )
-def test_whenever_whichever_processes_are_stopped(stops, rate, callers):
+def test_the_law_holds_whichever_processes_are_stopped_and_when(stops, rate, callers):
     fleet = Fleet(rate, stops)
     fleet.run("asyncio", callers=callers, seconds=3)
     check_departures(fleet.left, rate)
@@ -68,7 +68,7 @@ def test_whenever_whichever_processes_are_stopped(stops, rate, callers):
 
 @given(st.lists(spans(1_000), min_size=1, max_size=4), callers)
 @settings(max_examples=20)
-def test_whenever_they_are_stopped_for_up_to_a_second_under_further_limits(stops, callers):
+def test_the_law_holds_under_further_limits_for_stops_of_up_to_a_second(stops, callers):
     fleet = Fleet("30/s; 50 per 2 seconds", stops)
     fleet.run("asyncio", callers=callers, seconds=4)
     check_departures(fleet.left, "30/s", "50 per 2 seconds")

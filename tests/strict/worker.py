@@ -1,8 +1,9 @@
 """One process of a fleet: `python -m tests.strict.worker CLIENT JOB`, the job in JSON.
 
-It says when it has imported what it needs, and begins when it is told until when to call. All that comes then
-is new to it: its store, its client, their connections and scripts. Each of its callers makes one call after
-the other. At its end it tells when each call left the shaper: when it was handed to what really sends it.
+It prints a line when it has imported what it needs, reads until when it should call, and begins. All that
+comes then is new to it: its store, its client, their connections and scripts. Each of its callers makes one
+call after the other. At its end it prints when each call left the shaper: when it was handed to the code that
+sends it.
 """
 
 import asyncio
