@@ -25,7 +25,7 @@ def prefix(request):
 
 
 class Crew:
-    """Starts a script several times, lets all go at once, and returns what each of them told."""
+    """Starts a script several times, lets all begin at once, and returns what each of them prints."""
 
     stalls = None
     """What a witness has seen while they and the shared server were at work."""
@@ -37,16 +37,16 @@ class Crew:
         processes = [self._script(source, *map(json.dumps, each)) for each in arguments]
         for process in processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        told = []
+        outputs = []
         with watched(shared_server().pid, *[process.pid for process in processes]) as witness:
             for process in processes:
                 process.stdin.write("go\n")
             for process in processes:
                 out, errors = process.communicate(timeout=PATIENCE_S)
                 assert (process.returncode, errors) == (0, "")
-                told.append(json.loads(out))
+                outputs.append(json.loads(out))
         self.stalls = witness.stalls
-        return told
+        return outputs
 
 
 @pytest.fixture

@@ -17,20 +17,20 @@ class Departure(NamedTuple):
     slot: int
     """When it was to leave, in microseconds."""
     waited: bool
-    """Whether it had to; else it had found nobody in line."""
+    """Whether it had to wait; if not, the queue was empty."""
 
 
 class Pace:
-    """Departures at a rate, and what they would have been had the machine kept nobody from running."""
+    """Departures at a rate, and what they would have been had the machine stalled no process."""
 
     def __init__(self, departures, rate, stalls):
         departures = sorted(departures, key=lambda departure: departure.slot)
         self.earliest = min(departure.late for departure in departures)
         gaps = [later.slot - earlier.slot - SECOND_US // rate for earlier, later in pairwise(departures)]
         self.gaps = [gap for gap, later in zip(gaps, departures[1:], strict=True) if later.waited]
-        """By how much each who waited in line departs from the slot after the one before."""
+        """By how much each waiting call has a later slot than the one right after the slot before it."""
         self.idle = sum(gaps) / SECOND_US
-        """For how long altogether, in seconds, nobody was in line."""
+        """For how many seconds altogether no call was waiting."""
         planned = [departure.at - departure.late for departure in departures]
         left = [stalls.undone(at, departure.at) for at, departure in zip(planned, departures, strict=True)]
         late = sorted(at - due for at, due in zip(left, planned, strict=True))
@@ -39,13 +39,13 @@ class Pace:
         self._left = sorted(left)
         span = self._left[-1] - self._left[0]
         self.rate = (len(left) - 1) / (span - self.idle)
-        """While somebody was in line."""
+        """While a call was waiting."""
         self.stalled = stalls.within(min(planned), max(departure.at for departure in departures))
 
     @property
     def is_unbroken(self):
-        """Whether each who waited has the slot after the one before; or a later one, for as long as the
-        machine has kept somebody, whose late call moves the line.
+        """Whether each waiting call has the slot after the one before; or a later one, for as long as the
+        machine has stalled a process, whose late call moves the queue.
         """
         return min(self.gaps) >= 0 and sum(self.gaps) <= self.stalled * SECOND_US
 

@@ -1,9 +1,9 @@
 """In real time: the rate, the order, and never too many in any second.
 
 The figures are the project's promise: within half a percent of the rate, at most 202 in any second, in
-the order of the calls. A machine that stalls crowds those who were due meanwhile together, without the
-shaper having done anything wrong; so what a witness has seen of that is granted, and nobody may ever be
-early. That it is not the shaper which keeps the loop busy is counted by the gate of the benchmarks.
+the order of the calls. A machine that stalls crowds the calls together that were due meanwhile, through no
+fault of the shaper; so a witness records the stalls, and the test allows for them. No call may ever be early.
+That it is not the shaper which keeps the loop busy is counted by the gate of the benchmarks.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ BEGINS_S = 0.1
 
 
 class Departures:
-    """Who left when, beside what they were promised on the shaper's own clock."""
+    """The calls that left and when, beside their slots on the shaper's own clock."""
 
     def __init__(self):
         self.clock = SystemClock()
@@ -64,7 +64,7 @@ class Departures:
         pace = Pace(self.left, RATE, stalls)
         assert pace.is_unbroken, pace
         assert pace.earliest >= 0, pace
-        # What passes while the crowd begins, or the machine stalls somebody, is not made up.
+        # Slots that pass while the crowd begins, or while the machine stalls a process, are not made up.
         missed_s = pace.stalled + BEGINS_S
         assert RATE * 1.005 >= pace.rate >= RATE * 0.995 * (1 - missed_s / (CROWD / RATE)), pace
         # In the last 10 ms of a second two more may leave.
@@ -124,7 +124,7 @@ def test_forty_threads_share_two_hundred_a_second(departures):
     for thread in threads:
         thread.start()
     with watched(os.getpid()) as witness:
-        # All of them have asked before the first of them may leave.
+        # All threads have asked for their slots before the first of them may leave.
         departures.shaper.hold(0.2)
         barrier.wait(PATIENCE_S)
         for thread in threads:

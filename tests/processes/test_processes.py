@@ -64,9 +64,9 @@ print(json.dumps(admitted))
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
 def test_four_processes_of_eight_threads_are_admitted_exactly_the_limit(crew, prefix, tmp_path, kind):
     where = shared_server().url if kind == "redis" else str(tmp_path / "limits.db")
-    told = crew(CROWD, [(where, prefix, LIMIT, THREADS)] * PROCESSES)
+    outputs = crew(CROWD, [(where, prefix, LIMIT, THREADS)] * PROCESSES)
     assert LIMIT < PROCESSES * THREADS * 4
-    assert [sum(counts) for counts in zip(*told, strict=True)] == [LIMIT] * 14
+    assert [sum(counts) for counts in zip(*outputs, strict=True)] == [LIMIT] * 14
 
 
 # exactly the pace
@@ -139,22 +139,22 @@ print(json.dumps({"left": left, "slow": slow}))
 def test_four_processes_share_two_hundred_a_second(crew, prefix, tmp_path, kind):
     """For five seconds in real time.
 
-    A machine that stalls crowds those who were due meanwhile together: what a witness has seen of that is
-    granted, and nothing else. Nobody may be early.
+    A machine that stalls crowds the calls together that were due meanwhile: the test allows for the stalls
+    that a witness has seen, and for nothing else. No call may be early.
     """
     where = shared_server().url if kind == "redis" else str(tmp_path / "limits.db")
-    told = crew(PACED, [(where, prefix, RATE, SECONDS, THREADS, DECISION_S)] * PROCESSES)
-    pace = Pace([Departure(*departure) for each in told for departure in each["left"]], RATE, crew.stalls)
+    outputs = crew(PACED, [(where, prefix, RATE, SECONDS, THREADS, DECISION_S)] * PROCESSES)
+    pace = Pace([Departure(*departure) for each in outputs for departure in each["left"]], RATE, crew.stalls)
     assert pace.is_unbroken, pace
     assert pace.earliest >= 0, pace
     assert abs(pace.rate - RATE) <= RATE * 0.01, pace
     assert pace.most_in_a_second <= RATE + 4, pace
     assert pace.median <= 1 / RATE, pace
     assert pace.idle <= pace.stalled + 0.01 * SECONDS, pace
-    shares = [len(each["left"]) for each in told]
+    shares = [len(each["left"]) for each in outputs]
     assert min(shares) >= FAIR / 2, shares
     if kind == "sqlite":
-        for start, end in (decision for each in told for decision in each["slow"]):
+        for start, end in (decision for each in outputs for decision in each["slow"]):
             assert crew.stalls.undone(start, end) <= start + DECISION_S, (start, end, pace)
 
 
@@ -202,7 +202,7 @@ print(json.dumps(told))
 
 @pytest.fixture(params=["redis", "sqlite"])
 def shared(request, tmp_path, prefix):
-    """A store that processes share, and what they have to be told to find it."""
+    """A store that processes share, and the arguments by which they find it."""
     if request.param == "redis":
         where = shared_server().url
         store = RedisStore.from_url(where, prefix=prefix)

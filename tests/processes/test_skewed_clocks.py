@@ -1,4 +1,4 @@
-"""Workers whose clocks differ share a rate on Redis as exactly as equal ones: the server's clock decides."""
+"""Workers with different clocks share a rate on Redis as exactly as with equal ones: its clock decides."""
 
 from collections import Counter
 from datetime import datetime, timedelta
@@ -61,34 +61,34 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("skew_s", [0, 2, DAY_S], ids=["equal", "two seconds", "a day"])
-def test_workers_whose_clocks_differ_share_as_exactly_as_equal_ones(crew, prefix, skew_s):
+def test_workers_with_different_clocks_share_as_exactly_as_with_equal_ones(crew, prefix, skew_s):
     """On Redis, whose clock decides: one is ahead, one behind, and one is right."""
-    told = crew(SKEWED, [(skew, shared_server().url, prefix) for skew in (0, skew_s, -skew_s)])
+    outputs = crew(SKEWED, [(skew, shared_server().url, prefix) for skew in (0, skew_s, -skew_s)])
 
-    turns = sorted(tuple(turn) for each in told for turn in each["turns"])
+    turns = sorted(tuple(turn) for each in outputs for turn in each["turns"])
     start = turns[0][0]
     assert [due - start for due, _, _ in turns] == [n * SECOND_US // 10 for n in range(75)]
-    # A delay that is slept from the asking to the answer ends around the slot, whatever the date here.
+    # A call that sleeps for its delay wakes around the slot, whatever the date here.
     assert all(soonest <= due <= latest for due, soonest, latest in turns)
 
-    waits = [late for each in told for late in each["waits"]]
+    waits = [late for each in outputs for late in each["waits"]]
     assert len(waits) == 30
     assert 0 <= min(waits) <= max(waits) < 2 * SECOND_US
 
-    assert sum(each["burst"] for each in told) == 10
-    asked = [tuple(one) for each in told for one in each["asked"]]
+    assert sum(each["burst"] for each in outputs) == 10
+    decisions = [tuple(one) for each in outputs for one in each["asked"]]
     for number in range(6):
         # Where the period ends while we look, each has its own limit.
-        periods = Counter(reset for n, reset, _ in asked if n == number)
+        periods = Counter(reset for n, reset, _ in decisions if n == number)
         if number == 4:
             # A rolling one is full again later with each call.
-            assert sum(allowed for n, _, allowed in asked if n == number) == 10
+            assert sum(allowed for n, _, allowed in decisions if n == number) == 10
             continue
         assert len(periods) <= 2
         for reset, calls in periods.items():
-            admitted = sum(allowed for n, at, allowed in asked if (n, at) == (number, reset))
+            admitted = sum(allowed for n, at, allowed in decisions if (n, at) == (number, reset))
             assert admitted == min(10, calls), (number, reset)
     berlin = datetime.now(ZoneInfo("Europe/Berlin"))
     midnight = datetime(berlin.year, berlin.month, berlin.day, tzinfo=berlin.tzinfo)
     ends = {(midnight + timedelta(days=ahead)).timestamp() * SECOND_US for ahead in (0, 1)}
-    assert {reset for n, reset, _ in asked if n == 0} <= ends
+    assert {reset for n, reset, _ in decisions if n == 0} <= ends

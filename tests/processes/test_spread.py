@@ -1,4 +1,4 @@
-"""Several processes on a real Redis spend one budget evenly, as whoever receives their calls sees it."""
+"""Several processes on a real Redis spend one budget evenly, as the receiving server sees it."""
 
 from itertools import groupby
 
@@ -46,8 +46,8 @@ print(json.dumps(history))
 def test_four_processes_spend_a_budget_evenly_over_what_is_left_of_the_period(crew, prefix):
     """They call until it is spent. Where the machine stalled for that long, they go on in the next period."""
     quota = f"{LIMIT}/fixed:{PERIOD_US}us"
-    told = crew(WORKER, [(shared_server().url, prefix, quota)] * PROCESSES)
-    history = sorted(tuple(call) for each in told for call in each)
+    outputs = crew(WORKER, [(shared_server().url, prefix, quota)] * PROCESSES)
+    history = sorted(tuple(call) for each in outputs for call in each)
     assert all(received >= due for due, received in history)
     periods = [
         [due for due, _ in calls] for _, calls in groupby(history, key=lambda call: call[0] // PERIOD_US)
@@ -59,5 +59,5 @@ def test_four_processes_spend_a_budget_evenly_over_what_is_left_of_the_period(cr
         for first, since in enumerate(dues):
             left = LIMIT - first
             for taken, due in enumerate(dues[first:]):
-                # Nobody is more than a call ahead of the straight line, from wherever it is drawn.
+                # No process is more than a call ahead of the straight line, from wherever it is drawn.
                 assert (due - since) * left >= taken * (end - since)
