@@ -49,7 +49,7 @@ async def shaper_answers(store):
     await shaper.areset()
 
 
-async def shaper_is_heard(store):
+async def shaper_has_a_listener(store):
     shaper = Shaper("1/h", store=store, name="n", gates=[Quota("9/month")])
     listening = shaper.listen(lambda event: None)
     LISTENING.append(listening)  # closing it is the listener's affair, and takes a lock
@@ -68,14 +68,14 @@ async def shaper_adapts(store):
 
 async def shaper_prefetches(store):
     if store.awaited_only:
-        return  # such a store is not asked ahead
+        return  # slots are not prefetched from such a store
     shaper = Shaper("1/min", store=store, name="n", prefetch="1s")
     try:
         for _ in range(3):
             await shaper.aschedule()
         await shaper.aclose()
     finally:
-        # Its thread gives back what is left, when the test looks on no more.
+        # Its thread gives back the rest after the test has stopped looking for locks.
         if shaper.core.prefetch is not None:
             shaper.core.prefetch._is_closed = True
 
@@ -206,7 +206,7 @@ async def aiohttp_sends(store):
         await middleware(request, send)
 
 
-async def model_is_asked(store):
+async def model_is_called(store):
     budget = LLMBudget(requests="1/h", tokens="10/h", store=store, name="n", refund_on=lambda _: True)
     ask = budget.wrap(answered)
     for _ in range(2):
@@ -230,7 +230,7 @@ async def model_streams(store):
         await anext(stream)
     finally:
         await stream.close()
-    async for _ in budget.wrap(said)(prompt="why?", max_tokens=1):
+    async for _ in budget.wrap(yielded)(prompt="why?", max_tokens=1):
         await checkpoint()
 
 
@@ -247,7 +247,7 @@ async def streamed(prompt, max_tokens):
     return Answer()
 
 
-async def said(prompt, max_tokens):
+async def yielded(prompt, max_tokens):
     for text in "ab":
         await checkpoint()
         yield text
@@ -262,7 +262,7 @@ SCENARIOS = [
     gate_answers,
     shaper_schedules,
     shaper_answers,
-    shaper_is_heard,
+    shaper_has_a_listener,
     shaper_adapts,
     shaper_prefetches,
     policy_admits,
@@ -276,7 +276,7 @@ SCENARIOS = [
     httpx_sends,
     httpx_streams,
     aiohttp_sends,
-    model_is_asked,
+    model_is_called,
     model_streams,
     store_is_closed,
 ]

@@ -12,22 +12,26 @@ class Fault(NamedTuple):
     forgets: bool = False
     """Whether the server has forgotten everything when it is back."""
     runs_late: bool = False
-    """Whether the server runs, once it is back, what nobody waits for any more."""
+    """Whether the server, once it is back, runs commands for which no client waits any more."""
 
 
-def _tell(*command):
-    def tell(server):
+def _command(*words):
+    def run(server):
         with server.client() as client:
-            client.execute_command(*command)
+            client.execute_command(*words)
 
-    return tell
+    return run
 
 
 FAULTS = {
     "killed": Fault(lambda server: server.kill(), lambda server: server.start(), forgets=True),
     "frozen": Fault(lambda server: server.freeze(), lambda server: server.thaw(), runs_late=True),
-    "paused": Fault(_tell("CLIENT", "PAUSE", 60_000, "WRITE"), _tell("CLIENT", "UNPAUSE"), runs_late=True),
-    "read-only": Fault(_tell("REPLICAOF", "127.0.0.1", 1), _tell("REPLICAOF", "NO", "ONE")),
-    "out of memory": Fault(_tell("CONFIG", "SET", "maxmemory", 1), _tell("CONFIG", "SET", "maxmemory", 0)),
+    "paused": Fault(
+        _command("CLIENT", "PAUSE", 60_000, "WRITE"), _command("CLIENT", "UNPAUSE"), runs_late=True
+    ),
+    "read-only": Fault(_command("REPLICAOF", "127.0.0.1", 1), _command("REPLICAOF", "NO", "ONE")),
+    "out of memory": Fault(
+        _command("CONFIG", "SET", "maxmemory", 1), _command("CONFIG", "SET", "maxmemory", 0)
+    ),
 }
 """Each by its name."""

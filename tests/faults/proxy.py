@@ -1,4 +1,4 @@
-"""A forwarder between a client and a server that can be told to harm the reply to the next script call."""
+"""A forwarder between a client and a server, which can harm the reply to the next script call."""
 
 import select
 import socket
@@ -53,16 +53,16 @@ class Proxy:
 
     @property
     def pending(self):
-        """Harms that nobody has met yet."""
+        """Harms that no reply has met yet."""
         return len(self._harms)
 
     def spare(self):
-        """Forget the harms that nobody has met yet."""
+        """Forget the harms that no reply has met yet."""
         with self._lock:
             self._harms.clear()
 
     def lead_to(self, port):
-        """Whoever connects from now on is led to another server."""
+        """New connections lead to another server from now on."""
         self._target = ("127.0.0.1", port)
 
     def release(self, replies=1):

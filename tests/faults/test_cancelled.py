@@ -1,4 +1,4 @@
-"""Asynchronous callers who go away while their call is under way."""
+"""Asynchronous callers that go away while their call is under way."""
 
 import asyncio
 import gc
@@ -79,8 +79,8 @@ async def test_a_reservation_is_given_back(store, go_away_from, auntil):
 
 
 @pytest.mark.anyio
-async def test_a_turn_for_now_is_given_back(store, go_away_from, auntil):
-    """Its instant has passed by the time anybody hears of it."""
+async def test_a_slot_for_now_is_given_back(store, go_away_from, auntil):
+    """The instant of its slot has passed before its caller could learn of it."""
     shaper = Shaper("10/d", store=store, name="shaper")
     assert await shaper.aheld() == 0
     await go_away_from(shaper.aschedule)
@@ -92,8 +92,8 @@ async def test_a_turn_for_now_is_given_back(store, go_away_from, auntil):
     assert (await shaper.areserve()).delay == 0
 
 
-async def one_who_is_held_and_others(proxy, shaper, number):
-    """Who reserves and whose reply is held back, and so many who reserve meanwhile."""
+async def one_held_back_and_others(proxy, shaper, number):
+    """One caller whose reply is held back, and so many others that reserve meanwhile."""
     proxy.strike("hold")
     one = asyncio.create_task(shaper.areserve())
     assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
@@ -102,12 +102,12 @@ async def one_who_is_held_and_others(proxy, shaper, number):
     return one, others
 
 
-def test_a_turn_for_now_goes_to_those_who_asked_meanwhile(proxy, prefix):
+def test_a_slot_for_now_goes_to_callers_that_came_meanwhile(proxy, prefix):
     async def main():
         store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
         shaper = Shaper("10/d", store=store, name="shaper")
         await shaper.aheld()
-        gone, others = await one_who_is_held_and_others(proxy, shaper, 3)
+        gone, others = await one_held_back_and_others(proxy, shaper, 3)
         gone.cancel()
         proxy.release()
         assert [round((await other).delay / SLOT_S) for other in others] == [0, 1, 2]
@@ -129,13 +129,13 @@ async def test_many_keys_are_given_back(store, gate_on, go_away_from, auntil):
 
 
 def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, prefix):
-    """First a trip of one that is held back, then one of the four who came meanwhile."""
+    """First a trip of one call that is held back, then one of the four that came meanwhile."""
 
     async def main():
         store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
         shaper = Shaper("10/d", store=store, name="shaper")
         await shaper.areserve()
-        first, others = await one_who_is_held_and_others(proxy, shaper, 4)
+        first, others = await one_held_back_and_others(proxy, shaper, 4)
         others[0].cancel()
         proxy.strike("hold")
         proxy.release()
@@ -146,7 +146,7 @@ def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, pre
         await asyncio.wait([others[2]])
         proxy.release()
         assert [round((await other).delay / SLOT_S) for other in (others[1], others[3])] == [2, 4]
-        # The slot of the one who never left was never taken; that of the one who did is a hole.
+        # The call that was never sent took no slot; the slot of the call that was sent is a hole.
         assert round((await shaper.areserve()).delay / SLOT_S) == 3
         assert round((await shaper.areserve()).delay / SLOT_S) == 5
         assert all(other.cancelled() for other in (others[0], others[2]))
@@ -185,7 +185,7 @@ def test_a_loop_ends_although_its_server_never_answers(proxy, prefix, monkeypatc
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_a_loop_that_ends_gives_back_what_is_on_its_way(proxy, prefix, gate_on, is_cancelled):
-    """`asyncio.run` cancels all tasks that it finds: those who asked, and what asks the server for them."""
+    """`asyncio.run` cancels all tasks that it finds: callers, and the tasks that ask the server for them."""
 
     def new_store():
         return RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
@@ -199,7 +199,7 @@ def test_a_loop_that_ends_gives_back_what_is_on_its_way(proxy, prefix, gate_on, 
         proxy.strike("hold")
         many = asyncio.create_task(gate.acheck_many(["one", "two"]))
         assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
-        one, others = await one_who_is_held_and_others(proxy, shaper, 3)
+        one, others = await one_held_back_and_others(proxy, shaper, 3)
         if is_cancelled:
             for task in (many, one, *others):
                 task.cancel()

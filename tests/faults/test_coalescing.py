@@ -41,14 +41,14 @@ def test_many_callers_make_few_trips_and_a_lone_one_makes_one(server, open_store
         return lone - before, together - lone, [decision.remaining for decision in decisions]
 
     alone, together, remaining = asyncio.run(main())
-    # The first leaves alone at most, everybody else in the trip after it.
+    # The first leaves alone at most, all others in the trip after it.
     assert alone == 1
     assert 1 <= together <= 2
     # First come, first served.
     assert remaining == [*range(98, -1, -1), *[0] * (CALLERS - 99)]
 
 
-def test_what_is_under_way_is_shown_as_a_task_that_ends_when_its_work_does(server, open_store):
+def test_a_batch_under_way_is_a_task_that_ends_with_its_work(server, open_store):
     async def main():
         store = open_store(server)
         gate = Gate(GCRA("100/d"), store=store, name="shown")
@@ -67,13 +67,13 @@ def test_what_is_under_way_is_shown_as_a_task_that_ends_when_its_work_does(serve
     asyncio.run(main())
 
 
-def test_turns_go_to_callers_in_the_order_of_asking(server, open_store):
+def test_slots_go_to_callers_in_order_of_arrival(server, open_store):
     async def main():
         store = open_store(server)
         shaper = Shaper("10/d", store=store, name="shaper")
-        turns = await asyncio.gather(*[shaper.areserve() for _ in range(50)])
+        slots = await asyncio.gather(*[shaper.areserve() for _ in range(50)])
         await store.aclose()
-        return [turn.departs_at for turn in turns]
+        return [slot.departs_at for slot in slots]
 
     departures = asyncio.run(main())
     assert departures == sorted(departures)
@@ -124,7 +124,7 @@ def test_a_store_outlives_the_loops_it_was_used_on(server, open_store, gate_on, 
         return decision.remaining, left
 
     with warnings.catch_warnings():
-        # Whoever ends a loop without closing what was open there is told so by asyncio.
+        # asyncio warns about a loop that ends with open connections.
         warnings.simplefilter("ignore", ResourceWarning)
         remaining = [asyncio.run(gate.acheck()).remaining for _ in range(6)]
         gc.collect()
@@ -136,7 +136,7 @@ def test_a_store_outlives_the_loops_it_was_used_on(server, open_store, gate_on, 
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_the_url_says_how_many_connections_there_are(most, proxy, prefix, crew):
+def test_the_url_sets_how_many_connections_there_are(most, proxy, prefix, crew):
     store = RedisStore.from_url(proxy.url(f"?max_connections={most}"), prefix=prefix)
     gate = Gate(GCRA("10/d"), store=store, name="gate")
 

@@ -1,4 +1,4 @@
-"""Passwords stand in no repr, no error and no log."""
+"""Passwords are in no repr, no error and no log."""
 
 import logging
 import traceback
@@ -25,8 +25,8 @@ def url_of(server, password):
     return f"redis://someone:{password}@127.0.0.1:{server.port}/0?socket_timeout={TIMEOUT_S}"
 
 
-def told(error):
-    """All that an error tells, with whatever it came from."""
+def everything_in(error):
+    """All texts of an error and of the errors that caused it."""
     seen = []
     while error is not None:
         seen += [str(error), repr(error), repr(error.args), repr(getattr(error, "__dict__", ""))]
@@ -56,43 +56,43 @@ def test_a_bad_url_is_not_shown(url):
     with pytest.raises(ConfigError) as caught:
         RedisStore.from_url(url.format(SECRET))
     assert caught.value.field == "url"
-    assert SECRET not in told(caught.value)
+    assert SECRET not in everything_in(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value, chain=True))
 
 
 @pytest.mark.parametrize("url", [None, 6379, b"redis://localhost"])
-def test_what_is_no_text_is_no_url(url, refused):
+def test_a_url_that_is_no_text_is_refused(url, refused):
     refused(lambda: RedisStore.from_url(url), "url")
 
 
-def test_a_wrong_password_is_not_told(guarded, gate_on, caplog):
+def test_a_wrong_password_is_not_shown(guarded, gate_on, caplog):
     caplog.set_level(logging.DEBUG)
     store = RedisStore.from_url(url_of(guarded, f"not-{SECRET}"))
-    said = [repr(store), str(store)]
+    texts = [repr(store), str(store)]
     gate = gate_on(store)
     with pytest.raises(StoreUnavailableError) as caught:
         gate.check()
-    said += [told(caught.value), repr(gate)]
+    texts += [everything_in(caught.value), repr(gate)]
     resilient = ResilientStore(store, on_outage="closed", timeout=TIMEOUT_S)
     gate = gate_on(resilient)
     assert not gate.check().allowed
-    said += [repr(resilient), repr(gate), caplog.text]
+    texts += [repr(resilient), repr(gate), caplog.text]
     resilient.close()
     assert "lost" in caplog.text
-    assert SECRET not in "\n".join(said)
+    assert SECRET not in "\n".join(texts)
 
 
 @pytest.mark.anyio
-async def test_nor_is_it_to_asynchronous_callers(guarded, gate_on, caplog):
+async def test_a_wrong_password_is_not_shown_to_asynchronous_callers(guarded, gate_on, caplog):
     caplog.set_level(logging.DEBUG)
     store = RedisStore.from_url(url_of(guarded, f"not-{SECRET}"))
     with pytest.raises(StoreUnavailableError) as caught:
         await gate_on(store).acheck()
-    assert SECRET not in told(caught.value) + caplog.text
+    assert SECRET not in everything_in(caught.value) + caplog.text
     await store.aclose()
 
 
-def test_the_right_password_is_told_as_little(guarded, gate_on, caplog, until):
+def test_the_right_password_is_not_shown_either(guarded, gate_on, caplog, until):
     caplog.set_level(logging.DEBUG)
     url = f"redis://:{SECRET}@127.0.0.1:{guarded.port}/0?socket_timeout={TIMEOUT_S}"
     store = RedisStore.from_url(url)
@@ -108,5 +108,5 @@ def test_the_right_password_is_told_as_little(guarded, gate_on, caplog, until):
     guarded.kill()
     with pytest.raises(StoreUnavailableError) as caught:
         gate.check()
-    assert SECRET not in told(caught.value) + repr(store) + caplog.text
+    assert SECRET not in everything_in(caught.value) + repr(store) + caplog.text
     store.close()

@@ -1,7 +1,7 @@
-"""What wrote a state is told by a description, which a server may evict: then the state counts as lost.
+"""A description names the program that wrote a state. A server may evict it: then the state counts as lost.
 
-Never anybody's error: with the state of the others goes what they had charged, once, as with a key that is
-evicted itself.
+This raises no error: the charges of the other calls go with their state, once, as with a key that is itself
+evicted.
 """
 
 import random
@@ -60,20 +60,20 @@ class Process:
         self.store = store
         self._key = key
         if isinstance(limit, str):
-            self._asked = Shaper(limit, name="shared", store=store)
-            self._call, self._acall = self._asked.reserve, self._asked.areserve
-            wrote = [self._asked.core.queue]
+            self._limiter = Shaper(limit, name="shared", store=store)
+            self._call, self._acall = self._limiter.reserve, self._limiter.areserve
+            wrote = [self._limiter.core.queue]
         else:
-            self._asked = Gate(limit, name="shared", store=store)
-            self._call, self._acall = self._asked.check, self._asked.acheck
+            self._limiter = Gate(limit, name="shared", store=store)
+            self._call, self._acall = self._limiter.check, self._limiter.acheck
             wrote = [limit] if key == "k" else limit.parts
         self.tags = {tag(describe(part)) for part in wrote}
 
     def reset(self):
-        self._asked.reset(self._key)
+        self._limiter.reset(self._key)
 
     async def call(self, *, awaited=False):
-        """Whether the call was charged, and all that its caller is told."""
+        """Whether the call was charged, and all that its caller gets."""
         answer = await self._acall(self._key) if awaited else self._call(self._key)
         if isinstance(answer, Decision):
             return answer.allowed, answer
@@ -81,7 +81,7 @@ class Process:
 
 
 class Worlds:
-    """The same calls where descriptions go, and where a key is reset instead when they are asked for."""
+    """The same calls twice: once descriptions are lost, once a key is reset when one is looked up."""
 
     def __init__(self, flushed, kind, mode, count, chance):
         self.server, self.client = flushed
@@ -119,8 +119,8 @@ class Worlds:
         if unknown - knows:
             self.losses += 1
             self.twins[number].reset()
-        is_charged, told = await process.call(awaited=awaited)
-        assert (is_charged, told) == await self.twins[number].call()
+        is_charged, answer = await process.call(awaited=awaited)
+        assert (is_charged, answer) == await self.twins[number].call()
         assert not getattr(process.store, "is_lost", False)
         if is_charged:
             self.wrote = process.tags
@@ -155,7 +155,7 @@ HOW = [(how, mode) for how in ("sync", "asyncio") for mode in MODES] + [("trio",
 
 @pytest.mark.parametrize(("how", "mode"), HOW)
 @pytest.mark.parametrize("kind", LIMITS)
-def test_a_state_whose_writer_is_unknown_is_cold_and_every_call_is_decided(kind, how, mode, flushed):
+def test_a_state_of_an_unknown_writer_is_cold_and_every_call_is_decided(kind, how, mode, flushed):
     chance = random.Random(f"{kind} {how} {mode}")
 
     async def story(count):
@@ -196,7 +196,7 @@ def opened(flushed):
         store.close()
 
 
-def test_however_many_keys_are_lost_it_is_said_once(opened, flushed, caplog, afterwards):
+def test_any_number_of_lost_keys_are_logged_once(opened, flushed, caplog, afterwards):
     keys = [f"key {number}" for number in range(50)]
     opened(GCRA("10/d")).check_many(keys)
     flushed[1].delete("shapekit:program:shared")
@@ -209,19 +209,19 @@ def test_however_many_keys_are_lost_it_is_said_once(opened, flushed, caplog, aft
     assert "'shared'" in record.getMessage()
 
 
-def test_a_changed_rate_goes_on_on_any_number_of_keys_in_a_few_trips(opened, flushed):
+def test_a_changed_rate_continues_on_any_number_of_keys_in_a_few_trips(opened, flushed):
     keys = [f"key {number}" for number in range(50)]
     opened(GCRA("10/d")).check_many(keys)
     changed = opened(GCRA("20/d", burst=10))
     flushed[1].config_resetstat()
     # One call of before takes as long as two of now.
     assert [decision.current for decision in changed.check_many(keys)] == [2 + 1] * 50
-    asked = flushed[1].info("commandstats")
-    # The descriptions left, and read; asked, looked, and gone on; a script's first time is two.
-    assert sum(asked[f"cmdstat_{name}"]["calls"] for name in ("eval", "evalsha")) <= 6
+    commands = flushed[1].info("commandstats")
+    # The descriptions are sent and read; the keys checked, looked up, continued; a new script costs two.
+    assert sum(commands[f"cmdstat_{name}"]["calls"] for name in ("eval", "evalsha")) <= 6
 
 
-def test_another_kind_is_still_refused_where_it_is_known(opened, flushed):
+def test_another_kind_is_still_refused_where_its_description_is_known(opened, flushed):
     opened(GCRA("10/d")).check()
     with pytest.raises(
         ConfigError, match=r"cannot continue the state of a gcra \(policy 'shared', key 'default'\)"
@@ -229,8 +229,8 @@ def test_another_kind_is_still_refused_where_it_is_known(opened, flushed):
         opened(SlidingWindowLog("10/d")).check()
 
 
-def test_a_description_of_something_else_is_none(opened, flushed):
-    # Its tag would not be the one that was asked for.
+def test_a_description_of_another_program_is_ignored(opened, flushed):
+    # Its tag would not be the one that is looked up.
     opened(GCRA("10/d")).check()
     [field] = flushed[1].hkeys("shapekit:program:shared")
     flushed[1].hset("shapekit:program:shared", field, describe(GCRA("1000/d")))

@@ -60,7 +60,7 @@ def test_a_check(harm, proxy, store, gate_on, promptly, admitted):
 
 @each_harm
 @pytest.mark.parametrize("operation", ["refund", "debit"])
-def test_a_settlement_that_is_said_again(harm, operation, proxy, store, gate_on, promptly, admitted):
+def test_a_repeated_settlement(harm, operation, proxy, store, gate_on, promptly, admitted):
     gate = gate_on(store)
     decisions = [gate.check(cost=2) for _ in range(3)]
     settle = getattr(gate, operation)
@@ -107,26 +107,26 @@ async def test_an_asynchronous_reservation(harm, proxy, astore, apromptly):
 
 
 @pytest.mark.anyio
-async def test_callers_who_share_a_trip_lose_one_slot_each(proxy, open_store, gate_on, admitted):
+async def test_callers_that_share_a_trip_lose_one_slot_each(proxy, open_store, gate_on, admitted):
     store = open_store(proxy)
     gate = gate_on(store)
     await gate.acheck()
-    heard = []
+    outcomes = []
 
     async def call():
         try:
-            heard.append(await gate.acheck())
+            outcomes.append(await gate.acheck())
         except StoreUnavailableError as error:
-            heard.append(error)
+            outcomes.append(error)
 
     proxy.strike("drop")
     async with create_task_group() as group:
         for _ in range(6):
             group.start_soon(call)
-    assert any(isinstance(outcome, StoreUnavailableError) for outcome in heard)
-    assert (len(heard), admitted()) == (6, 7)
+    assert any(isinstance(outcome, StoreUnavailableError) for outcome in outcomes)
+    assert (len(outcomes), admitted()) == (6, 7)
     # Each has an error of its own: a shared one would collect all their tracebacks.
-    assert len({id(outcome) for outcome in heard}) == 6
+    assert len({id(outcome) for outcome in outcomes}) == 6
     await store.aclose()
 
 

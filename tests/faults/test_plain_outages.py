@@ -1,4 +1,4 @@
-"""A plain RedisStore whose server is gone: StoreUnavailableError in time, and later all is well by itself."""
+"""A plain RedisStore whose server is gone: StoreUnavailableError in time, later it works again by itself."""
 
 import socket
 from functools import partial
@@ -43,7 +43,9 @@ def test_calls_fail_in_time_and_work_again_when_the_server_is_back(
 
 @pytest.mark.anyio
 @each_fault
-async def test_so_do_asynchronous_ones(fault, server, open_store, gate_on, apromptly):
+async def test_asynchronous_calls_fail_in_time_and_work_again_when_the_server_is_back(
+    fault, server, open_store, gate_on, apromptly
+):
     store = open_store(server)
     gate, shaper = gate_on(store), Shaper("10/d", store=store, name="shaper")
     await gate.acheck()
@@ -63,8 +65,10 @@ async def test_so_do_asynchronous_ones(fault, server, open_store, gate_on, aprom
 @pytest.mark.parametrize(
     ("fault", "kind"), [("read-only", ReadOnlyError), ("out of memory", OutOfMemoryError)]
 )
-def test_what_a_server_refuses_is_known_by_its_kind(fault, kind, server, open_store, gate_on, promptly):
-    # A client of a Sentinel looks for the new master when it hears that this one is none any more.
+def test_an_error_of_a_server_is_the_cause_with_its_own_class(
+    fault, kind, server, open_store, gate_on, promptly
+):
+    # A client of a Sentinel looks for the new master when the error says that this server is none any more.
     gate = gate_on(open_store(server))
     gate.check()
     FAULTS[fault].harm(server)
@@ -94,12 +98,12 @@ def moved(server, proxy):
         yield Moved(server, other, proxy)
 
 
-@pytest.mark.parametrize("whose", ["ours", "the caller's"])
-def test_a_demoted_server_is_left_for_the_one_that_its_name_leads_to(
-    whose, moved, proxy, open_store, gate_on, prefix, crew, until
+@pytest.mark.parametrize("owner", ["ours", "the caller's"])
+def test_a_demoted_server_is_left_for_the_one_that_its_name_now_leads_to(
+    owner, moved, proxy, open_store, gate_on, prefix, crew, until
 ):
     client = Redis.from_url(proxy.url())
-    gate = gate_on(open_store(proxy) if whose == "ours" else RedisStore(client, prefix=prefix))
+    gate = gate_on(open_store(proxy) if owner == "ours" else RedisStore(client, prefix=prefix))
     assert gate.check().remaining == BURST - 1
     proxy.strike("hold", times=4)
     crew.at_once(*[gate.peek] * 4)
@@ -118,14 +122,16 @@ def test_a_demoted_server_is_left_for_the_one_that_its_name_leads_to(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("whose", ["ours", "the caller's"])
-async def test_so_it_is_by_asynchronous_callers(whose, moved, proxy, open_store, gate_on, prefix):
+@pytest.mark.parametrize("owner", ["ours", "the caller's"])
+async def test_a_demoted_server_is_left_by_asynchronous_callers_too(
+    owner, moved, proxy, open_store, gate_on, prefix
+):
     client = AsyncRedis.from_url(proxy.url())
-    store = open_store(proxy) if whose == "ours" else RedisStore(aclient=client, prefix=prefix)
+    store = open_store(proxy) if owner == "ours" else RedisStore(aclient=client, prefix=prefix)
     gate = gate_on(store)
 
     async def standing():
-        """What is left of four keys, each asked for on a connection of its own."""
+        """What is left of four keys, each looked up on a connection of its own."""
         standing = {}
 
         async def look(key):
@@ -153,7 +159,7 @@ def test_one_failed_connection_is_a_warning_about_the_others(server, prefix, gat
     gate.peek()
 
     def together(call):
-        """Eight at once, each on a connection of its own: nobody is answered until all have one."""
+        """Eight at once, each on a connection of its own: the server answers none until all have one."""
         with server.client() as client:
             client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
             crew.at_once(*[call] * 8)
@@ -189,7 +195,7 @@ async def test_asynchronous_callers_are_warned_too(server, open_store, gate_on):
     try:
         await gate.acheck()
     except StoreUnavailableError:
-        # One slot of the loop, for it to hear what happened to the others.
+        # One pass of the loop, so that it notices what happened to the other connections.
         await checkpoint()
         await gate.acheck()
     await together()
@@ -207,7 +213,7 @@ def test_connections_that_were_idle_for_a_while_are_examined(server, open_store,
 
 
 @pytest.mark.anyio
-async def test_so_are_asynchronous_ones(server, open_store, gate_on, monkeypatch):
+async def test_idle_asynchronous_connections_are_examined(server, open_store, gate_on, monkeypatch):
     monkeypatch.setattr(redis_connections, "TRUSTED_S", 0.0)
     store = open_store(server)
     gate = gate_on(store)
@@ -221,7 +227,9 @@ async def test_so_are_asynchronous_ones(server, open_store, gate_on, monkeypatch
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", ["sync", "async"])
-async def test_those_that_were_idle_for_long_are_not_used_again(proxy, open_store, gate_on, monkeypatch, how):
+async def test_connections_that_were_idle_for_long_are_not_used_again(
+    proxy, open_store, gate_on, monkeypatch, how
+):
     """What lies between may have forgotten them, and neither end can see that."""
     store = open_store(proxy)
     gate = gate_on(store)
@@ -238,7 +246,9 @@ async def test_those_that_were_idle_for_long_are_not_used_again(proxy, open_stor
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("how", ["sync", "async"])
-async def test_nor_are_those_that_were_idle_when_another_one_failed(proxy, open_store, gate_on, how):
+async def test_connections_that_were_idle_when_another_one_failed_are_not_used_again(
+    proxy, open_store, gate_on, how
+):
     """A server that has lost its power ends none of them, and each would fail one more call."""
     store = open_store(proxy)
     gate = gate_on(store)
@@ -262,7 +272,7 @@ async def test_nor_are_those_that_were_idle_when_another_one_failed(proxy, open_
     await store.aclose()
 
 
-def test_so_are_those_of_a_client_of_the_caller(server, gate_on, prefix):
+def test_idle_connections_of_a_callers_client_are_examined(server, gate_on, prefix):
     with server.client() as client:
         gate = gate_on(RedisStore(client, prefix=prefix))
         gate.check()
@@ -273,7 +283,7 @@ def test_so_are_those_of_a_client_of_the_caller(server, gate_on, prefix):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_and_of_an_asynchronous_client_of_the_caller(server, gate_on, prefix):
+async def test_idle_connections_of_a_callers_asynchronous_client_are_examined(server, gate_on, prefix):
     async with AsyncRedis.from_url(server.url) as client:
         gate = gate_on(RedisStore(aclient=client, prefix=prefix))
         await gate.acheck()
@@ -330,7 +340,7 @@ def test_after_flushall_keys_are_cold_and_calls_go_on(server, open_store, gate_o
     assert [gate.check().remaining for _ in range(2)] == [BURST - 1, BURST - 2]
 
 
-def test_after_flushall_a_changed_rate_goes_on_as_ever(server, open_store, monkeypatch):
+def test_after_flushall_a_call_at_a_changed_rate_is_decided(server, open_store, monkeypatch):
     # Programs leave their descriptions again and again: here, with each call.
     monkeypatch.setattr(redis_program, "INTRODUCED_FOR_S", 0.0)
     running = Gate(GCRA("10/d"), store=open_store(server), name="gate")
@@ -354,11 +364,11 @@ def test_a_server_that_loads_its_data_is_not_there_yet(server, gate_on, prefix):
         client.save()
     server.kill()
     server.launch("--key-load-delay", "100000")
-    said = ""
-    while "loading" not in said.lower():
+    message = ""
+    while "loading" not in message.lower():
         with pytest.raises(StoreUnavailableError) as caught:
             gate.check()
-        said = str(caught.value)
+        message = str(caught.value)
     server.kill()
     server.start()
     assert gate.check().remaining == BURST - 2
@@ -391,12 +401,12 @@ async def test_nothing_is_left_behind_by_asynchronous_callers(
         await store.aclose()
         fault.heal(server)
         assert leftovers.sockets == before
-    # Trio keeps worker threads for a while; asyncio's are never asked.
+    # Trio keeps worker threads for a while; asyncio's are not used here.
     assert anyio_backend_name == "trio" or leftovers.threads == set()
 
 
-def test_a_server_that_says_nothing_is_connected_to_once_for_each_call(monkeypatch, prefix, promptly):
-    """A connection that has failed was opened to be looked at, and once more to be used."""
+def test_a_silent_server_is_connected_to_once_for_each_call(monkeypatch, prefix, promptly):
+    """A connection that fails is opened to be checked, and once more to be used."""
     monkeypatch.setattr(redis_connections, "TRUSTED_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"redis://127.0.0.1:{deaf.getsockname()[1]}?socket_timeout=0.05"

@@ -1,4 +1,4 @@
-"""The scripts refuse bad arguments by themselves, whoever calls them, and write nothing then."""
+"""The scripts refuse bad arguments themselves, from any client, and then write nothing."""
 
 import json
 
@@ -102,7 +102,7 @@ def test_costs_that_can_never_be_admitted(strategy, operation, door):
     door.check_refused(strategy, call(operation, NOW, 0, str(strategy.max_cost + 1)), (operation,))
 
 
-def test_costs_of_turns(door):
+def test_costs_of_slots(door):
     for bad in NUMBERS_THAT_ARE_NONE:
         door.check_refused(STRATEGIES["queue"], call(RESERVE, NOW, 0, bad, "false", "7"), (RESERVE,))
 

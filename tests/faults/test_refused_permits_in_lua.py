@@ -1,4 +1,4 @@
-"""The script refuses bad arguments by itself, whoever calls it, and writes nothing then."""
+"""The script refuses bad arguments itself, from any client, and then writes nothing."""
 
 import json
 

@@ -21,7 +21,7 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 class Worker:
-    """Asks a gate, and counts what its Redis has admitted."""
+    """Checks a gate, and counts the calls that its Redis has admitted."""
 
     def __init__(self, store, mode, gate_on):
         share = SHARE if mode == "local" else None
@@ -34,7 +34,7 @@ class Worker:
         """How many questions may have been in vain."""
         return self.store._whole.breaker._term
 
-    def heard(self, decision):
+    def is_admitted(self, decision):
         """Whether the call was admitted; a denial by Redis ends a drain."""
         if not self.store.is_lost:
             self.by_primary += decision.allowed
@@ -46,14 +46,14 @@ class Worker:
             decision = self.gate.check()
         except StoreUnavailableError:
             return False
-        return self.heard(decision)
+        return self.is_admitted(decision)
 
     async def acheck(self):
         try:
             decision = await self.gate.acheck()
         except StoreUnavailableError:
             return False
-        return self.heard(decision)
+        return self.is_admitted(decision)
 
     def check_bounds(self, fault, failures_before_healing):
         """One burst, and what the server has forgotten; a question in vain may have cost one."""
@@ -92,7 +92,9 @@ def test_each_mode_does_what_it_promises_and_recovers_without_a_burst(
 @pytest.mark.anyio
 @each_mode
 @pytest.mark.parametrize("fault", [FAULTS["killed"], FAULTS["frozen"]], ids=["killed", "frozen"])
-async def test_so_do_asynchronous_callers(fault, mode, server, open_store, gate_on):
+async def test_each_mode_does_what_it_promises_for_asynchronous_callers_too(
+    fault, mode, server, open_store, gate_on
+):
     worker = Worker(open_store(server), mode, gate_on)
     assert [await worker.acheck() for _ in range(BEFORE)] == [True] * BEFORE
     fault.harm(server)
@@ -111,7 +113,7 @@ async def test_so_do_asynchronous_callers(fault, mode, server, open_store, gate_
 
 
 @each_mode
-def test_shapers_keep_to_the_mode_as_well(mode, server, open_store):
+def test_each_mode_does_what_it_promises_for_shapers_too(mode, server, open_store):
     share = SHARE if mode == "local" else None
     store = ResilientStore(open_store(server), on_outage=mode, share=share, timeout=TIMEOUT_S)
     shaper = Shaper("10/h", store=store, name="shaper", max_wait="1h")

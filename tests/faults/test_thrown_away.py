@@ -1,8 +1,7 @@
 """A coroutine that is thrown away with its loop, at any await of any public coroutine, takes no lock.
 
-The collector ends it in the midst of anything, on a thread that may hold whatever it would ask for: a lock
-that is taken then is one that may never be had. Nor is there a loop to wait on, or anybody who hears of an
-error.
+The collector ends it in the midst of anything, on a thread that may already hold any lock that its end would
+take, and so would wait for it for ever. Nor is there a loop to wait on, or a caller to raise an error to.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ MOST_AWAITS = 12
 
 
 class Jumping:
-    """A clock without locks, on which whoever sleeps has slept by the next step of the loop."""
+    """A clock without locks: every sleep is over by the next step of the loop."""
 
     def __init__(self):
         self._us = 1_000_000_000
@@ -82,7 +81,7 @@ STORES = {
 
 CASES = [
     *(("asyncio", where, scenario) for where in STORES for scenario in SCENARIOS),
-    # No hand can close an asynchronous generator as trio does, or end a run whose task is gone in a shield.
+    # A test cannot close an asynchronous generator as trio does, or end a run whose task is gone in a shield.
     *(("trio", "memory", scenario) for scenario in SCENARIOS if scenario not in OF_GENERATORS),
 ]
 
@@ -95,7 +94,7 @@ NEVER_BEGUN = re.compile(
 
 
 class Guarded:
-    """A lock that tells who takes it where nobody may."""
+    """A lock that records who takes it on the thread where none may be taken."""
 
     forbidden_to = None
     taken: ClassVar = []
@@ -121,17 +120,20 @@ class Guarded:
 
 @pytest.fixture
 def looked_at(monkeypatch):
-    """What goes wrong while nothing may: locks that are taken, and what nobody could be told."""
+    """What goes wrong where no lock may be taken: locks, warnings, and errors that reach no caller."""
     lock, rlock = threading.Lock, threading.RLock
     monkeypatch.setattr(threading, "Lock", lambda: Guarded(lock()))
     monkeypatch.setattr(threading, "RLock", lambda: Guarded(rlock()))
     monkeypatch.setattr(Guarded, "taken", [])
     unraisable = []
 
-    def note(told):
-        # Loops complain of every asynchronous generator that was not closed; nobody can close these.
-        if not isinstance(told.object, types.AsyncGeneratorType) and told.exc_type is not ResourceWarning:
-            unraisable.append(repr(told.exc_value))
+    def note(failure):
+        # Loops complain of every asynchronous generator that was not closed; these cannot be closed.
+        if (
+            not isinstance(failure.object, types.AsyncGeneratorType)
+            and failure.exc_type is not ResourceWarning
+        ):
+            unraisable.append(repr(failure.exc_value))
 
     monkeypatch.setattr(sys, "unraisablehook", note)
 
@@ -143,7 +145,7 @@ def looked_at(monkeypatch):
                 throw_away()
             finally:
                 Guarded.forbidden_to = None
-        # redis-py says of every connection that its loop took along that it was not closed, and asyncio of
+        # redis-py warns of every connection that its loop took along that it was not closed, and asyncio of
         # every task that its loop never began: ours, and those of redis-py.
         warned = [
             str(one.message)
@@ -245,7 +247,7 @@ def no_ears_left():
 
 @pytest.mark.usefixtures("no_ears_left")
 @pytest.mark.parametrize(("backend", "where", "scenario"), CASES)
-def test_it_takes_no_lock_and_says_nothing(backend, where, scenario, looked_at):
+def test_it_takes_no_lock_and_warns_of_nothing(backend, where, scenario, looked_at):
     for leave_at in range(1, MOST_AWAITS + 1):
         store = STORES[where]()
         make = lambda store=store: scenario(store)  # noqa: E731
@@ -255,8 +257,8 @@ def test_it_takes_no_lock_and_says_nothing(backend, where, scenario, looked_at):
             break
 
 
-@pytest.mark.parametrize(("asks", "keys"), [("acheck", "a"), ("acheck_many", ["a", "b"])])
-def test_nobody_is_told_what_a_connection_raises_at_its_end(asks, keys, monkeypatch, looked_at):
+@pytest.mark.parametrize(("method", "keys"), [("acheck", "a"), ("acheck_many", ["a", "b"])])
+def test_an_error_of_a_connection_at_its_end_is_not_raised(method, keys, monkeypatch, looked_at):
     async def talk(*_):
         asyncio.get_running_loop().stop()
         try:
@@ -267,5 +269,5 @@ def test_nobody_is_told_what_a_connection_raises_at_its_end(asks, keys, monkeypa
     monkeypatch.setattr(Loop, "talk", talk)
     store = STORES["redis, awaited only"]()
     gate = Gate(GCRA("10/s"), name="gate", store=store)
-    assert on_asyncio(lambda: getattr(gate, asks)(keys), MOST_AWAITS, looked_at)
+    assert on_asyncio(lambda: getattr(gate, method)(keys), MOST_AWAITS, looked_at)
     store.close()

@@ -128,7 +128,7 @@ def test_a_quota_lives_until_its_period_has_passed_twice(per, place, store, serv
 
 @pytest.mark.parametrize(("per", "days"), [("rolling:1d", 1), ("rolling:30d", 30), ("rolling:365d", 365)])
 @pytest.mark.parametrize("limit", [10, 5_000], ids=["log", "ring"])
-def test_a_rolling_one_lives_until_its_span_has_passed(limit, per, days, store, server, ttls):
+def test_a_rolling_quota_lives_until_its_span_has_passed(limit, per, days, store, server, ttls):
     quota = Quota(limit, per)
     before_us = now_us(server)
     decision = Gate(quota, store=store, name="gate").check()
@@ -150,7 +150,7 @@ def check_just(ttl_ms, end_us, before_us, after_us):
 
 
 @pytest.mark.parametrize("name", ["all_of", "any_of", "first_of"])
-def test_so_does_the_key_of_each_part(name, store, server, ttls):
+def test_the_key_of_each_part_lives_as_long_as_its_state(name, store, server, ttls):
     strategy = STRATEGIES[name]
     gate = Gate(strategy, store=store, name="gate")
     before_us = now_us(server)
@@ -171,7 +171,7 @@ def test_so_does_the_key_of_each_part(name, store, server, ttls):
 
 
 @pytest.mark.parametrize("rates", ["10/min", "10/s; 100/min; 1000/h"])
-def test_so_does_a_queue(rates, store, server, ttls):
+def test_the_key_of_a_queue_lives_as_long_as_its_state(rates, store, server, ttls):
     shaper = Shaper(rates, store=store, name="shaper")
     before_us = now_us(server)
     turns = [shaper.reserve() for _ in range(3)]
@@ -202,7 +202,7 @@ def test_under_an_injected_clock_a_key_lives_an_hour_at_least(strategy, prefix, 
     store.close()
 
 
-def test_no_key_is_without_one_after_all_kinds_of_calls(store, ttls):
+def test_no_key_is_without_a_ttl_after_all_kinds_of_calls(store, ttls):
     for number, strategy in enumerate(STRATEGIES.values()):
         gate = Gate(strategy, store=store, name=f"gate {number}")
         decision = gate.check()

@@ -18,7 +18,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=FAULT_S, help="how long a fault lasts")
     parser.add_argument("--json", metavar="FILE", help="a record; cells that are not tried stay")
     options = parser.parse_args()
-    # Whoever is told to end takes its servers along.
+    # A campaign that is terminated ends its servers, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     names = [name for name in TROUBLES if not options.faults or any(part in name for part in options.faults)]
     cells = [(name, mode) for name in names for mode in options.mode or MODES]
@@ -43,9 +43,9 @@ class Record:
         self._fault_s = fault_s
         self._cells = {}
         if self._file is not None and self._file.exists():
-            told = json.loads(self._file.read_text())
-            if told["fault_s"] == fault_s:
-                self._cells = {(cell["fault"], cell["mode"]): cell for cell in told["cells"]}
+            recorded = json.loads(self._file.read_text())
+            if recorded["fault_s"] == fault_s:
+                self._cells = {(cell["fault"], cell["mode"]): cell for cell in recorded["cells"]}
 
     def add(self, cell):
         """Write it down, instead of what was there of the same fault and mode."""

@@ -1,8 +1,8 @@
 """A caller: one of several processes that share two limits and call as often as these allow.
 
-`python caller.py JSON` asks a gate all the time, and a shaper with several waiters; each call that it is
-admitted goes to the receiving server. Half of the callers do so in threads, half on an event loop. It
-tells when it loses its store and when it is back, and at the end how long its longest question took.
+`python caller.py JSON` checks a gate all the time, and has a shaper with several waiting calls; each call
+that is admitted goes to the receiving server. Half of the callers do so in threads, half on an event loop. A
+caller prints a line when it loses its store, when that is back, and at the end its longest question.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from pathlib import Path
 PATIENCE_S = 20.0
 GATE, SHAPER = "gate", "shaper"
 WAITERS = 2
-"""Who wait for slots of the shaper at once, in each process."""
+"""Calls that wait for slots of the shaper at once, in each process."""
 PAUSE_S = 0.008
 """Between two questions of the gate, and after a call that nothing delayed."""
 MAX_WAIT_S = 5.0
 
 
 class Caller:
-    """The process, as whoever has started it sees it."""
+    """The process, from the side that started it."""
 
     def __init__(self, number, url, **options):
         what = json.dumps({"number": number, "url": url, **options})
@@ -55,7 +55,7 @@ class Caller:
         return bool(self.outages) and self.outages[-1][1] is None
 
     def wait(self, done):
-        """Wait until what it tells makes this true."""
+        """Wait until its lines make this true."""
         with self._news:
             assert self._news.wait_for(done, PATIENCE_S), self._errors("it never happened")
 
@@ -73,7 +73,7 @@ class Caller:
         self._reader.join(PATIENCE_S)
 
     def end(self):
-        """Let it make no more calls, and wait until it has told everything."""
+        """Let it make no more calls, and wait for its last line."""
         if self.killed_at is None:
             self._process.stdin.close()
             self._reader.join(PATIENCE_S)
@@ -88,17 +88,17 @@ class Caller:
 
     def _read(self):
         for line in self._process.stdout:
-            word, *told = json.loads(line)
+            word, *values = json.loads(line)
             with self._news:
                 match word:
                     case "ready":
                         self.began_at = time.monotonic()
                     case "lost":
-                        self.outages.append([told[0], None])
+                        self.outages.append([values[0], None])
                     case "back":
-                        self.outages[-1][1] = told[0]
+                        self.outages[-1][1] = values[0]
                     case "end":
-                        self.longest, self.in_vain = told
+                        self.longest, self.in_vain = values
                 self._news.notify_all()
 
     def _errors(self, what):
@@ -117,7 +117,7 @@ class _Work:
         self.port = options["port"]
         mode = options["mode"]
         self.admits_itself = mode in ("open", "local")
-        """Whether something else than the store admits calls, while that is lost."""
+        """Whether something other than the store admits calls while the store is lost."""
         self.primary = RedisStore.from_url(options["url"], prefix=options["prefix"])
         share = options["share"] if mode == "local" else None
         self.store = ResilientStore(self.primary, on_outage=mode, share=share, timeout=options["timeout"])
@@ -131,37 +131,37 @@ class _Work:
         self._changed_at = 0.0
         breaker = self.store._whole.breaker
         self._lost, breaker.lost = breaker.lost, self._count
-        listen(self._hear)
+        listen(self._note)
 
     def _count(self, term, cause):
         """A question has failed; the breaker learns of each."""
         self.in_vain += 1
         self._lost(term, cause)
 
-    def _hear(self, event):
+    def _note(self, event):
         word = {"StoreLost": "lost", "StoreBack": "back"}.get(type(event).__name__)
         if word is not None:
             self._changed_at = time.monotonic()
-            tell(word, self._changed_at)
+            print_line(word, self._changed_at)
 
-    def answered(self, asked, told_to_wait=0.0):
-        """Note how long a question took; when a call was due that has come of it without a wait."""
+    def answered(self, asked_at, delay=0.0):
+        """Note how long a question took; returns when a call was due that came of it without a wait."""
         now = time.monotonic()
         since, until = self.longest
-        # Who has waited asks again before it leaves.
-        questions = 2 if told_to_wait else 1
-        if (now - asked - told_to_wait) / questions > until - since:
-            self.longest = (now - (now - asked - told_to_wait) / questions, now)
+        # A call that has waited asks again before it leaves.
+        questions = 2 if delay else 1
+        if (now - asked_at - delay) / questions > until - since:
+            self.longest = (now - (now - asked_at - delay) / questions, now)
         # What was admitted instead of the store was so just now; what the store admits, it may have before.
-        is_just_now = self.admits_itself and (self.store.is_lost or self._changed_at >= asked)
-        return now if is_just_now else asked
+        is_just_now = self.admits_itself and (self.store.is_lost or self._changed_at >= asked_at)
+        return now if is_just_now else asked_at
 
-    def departed(self, asked, slot):
-        """The same of a call that had a slot. Whose last question was in vain has left late."""
-        self.answered(asked, slot.delay)
+    def departed(self, asked_at, slot):
+        """The same of a call that had a slot. A call whose last question failed has left late."""
+        self.answered(asked_at, slot.delay)
         return slot.departs_at - time.time() + time.monotonic()
 
-    def said(self, kind, due):
+    def line(self, kind, due):
         return f"{self.number} {kind} {due!r}\n".encode()
 
 
@@ -180,14 +180,14 @@ def _ask_gate(work, begin):
     with socket.create_connection(("127.0.0.1", work.port)) as server:
         begin.wait()
         while not work.over.is_set():
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             try:
                 is_admitted = work.gate.check().allowed
             except StoreUnavailableError:
                 is_admitted = False
-            due = work.answered(asked)
+            due = work.answered(asked_at)
             if is_admitted:
-                server.sendall(work.said(GATE, due))
+                server.sendall(work.line(GATE, due))
                 server.recv(1)
             time.sleep(PAUSE_S)
 
@@ -198,21 +198,21 @@ def _ask_shaper(work, begin):
     with socket.create_connection(("127.0.0.1", work.port)) as server:
         begin.wait()
         while not work.over.is_set():
-            asked, slot = time.monotonic(), None
+            asked_at, slot = time.monotonic(), None
             try:
                 slot = work.shaper.schedule()
             except (QueueFullError, StoreUnavailableError):
-                work.answered(asked)
+                work.answered(asked_at)
             else:
-                server.sendall(work.said(SHAPER, work.departed(asked, slot)))
+                server.sendall(work.line(SHAPER, work.departed(asked_at, slot)))
                 server.recv(1)
             if slot is None or not slot.delay:
                 time.sleep(PAUSE_S)
 
 
 async def _in_tasks(work, begin):
-    asking = [_aask_gate(work, begin), *[_aask_shaper(work, begin) for _ in range(WAITERS)]]
-    await asyncio.gather(*asking)
+    callers = [_aask_gate(work, begin), *[_aask_shaper(work, begin) for _ in range(WAITERS)]]
+    await asyncio.gather(*callers)
 
 
 async def _aask_gate(work, begin):
@@ -221,14 +221,14 @@ async def _aask_gate(work, begin):
     reader, writer = await asyncio.open_connection("127.0.0.1", work.port)
     await begin.wait()
     while not work.over.is_set():
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         try:
             is_admitted = (await work.gate.acheck()).allowed
         except StoreUnavailableError:
             is_admitted = False
-        due = work.answered(asked)
+        due = work.answered(asked_at)
         if is_admitted:
-            writer.write(work.said(GATE, due))
+            writer.write(work.line(GATE, due))
             await reader.readexactly(1)
         await asyncio.sleep(PAUSE_S)
     writer.close()
@@ -240,13 +240,13 @@ async def _aask_shaper(work, begin):
     reader, writer = await asyncio.open_connection("127.0.0.1", work.port)
     await begin.wait()
     while not work.over.is_set():
-        asked, slot = time.monotonic(), None
+        asked_at, slot = time.monotonic(), None
         try:
             slot = await work.shaper.aschedule()
         except (QueueFullError, StoreUnavailableError):
-            work.answered(asked)
+            work.answered(asked_at)
         else:
-            writer.write(work.said(SHAPER, work.departed(asked, slot)))
+            writer.write(work.line(SHAPER, work.departed(asked_at, slot)))
             await reader.readexactly(1)
         if slot is None or not slot.delay:
             await asyncio.sleep(PAUSE_S)
@@ -281,7 +281,7 @@ async def _on_a_loop(work):
 
 
 def _listen_to_orders(work, begin):
-    tell("ready")
+    print_line("ready")
 
     def read():
         sys.stdin.readline()
@@ -292,8 +292,8 @@ def _listen_to_orders(work, begin):
     threading.Thread(target=read, daemon=True).start()
 
 
-def tell(*words):
-    """A line for whoever has started this."""
+def print_line(*words):
+    """Print a line for the process that has started this one."""
     sys.stdout.write(json.dumps(words) + "\n")
     sys.stdout.flush()
 
@@ -307,7 +307,7 @@ def _main(options):
         _warm(work)
         _listen_to_orders(work, begin.set)
         _in_threads(work, begin)
-    tell("end", work.longest, work.in_vain)
+    print_line("end", work.longest, work.in_vain)
     work.store.close()
 
 

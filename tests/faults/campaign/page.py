@@ -43,7 +43,7 @@ timeout.
 
 def measured_cells():
     """The cells of the campaign as it was last recorded."""
-    return [_cell(told) for told in json.loads(MEASURED.read_text())["cells"]]
+    return [_cell(cell) for cell in json.loads(MEASURED.read_text())["cells"]]
 
 
 def page():
@@ -59,13 +59,15 @@ def page():
         fault=json.loads(MEASURED.read_text())["fault_s"],
     )
     assert SHARE * WORKERS == 1
-    for head, meaning, told in TABLES:
-        text += f"## {head}\n\n{meaning}\n\n{_table(cells, told)}"
+    for head, meaning, entry in TABLES:
+        text += f"## {head}\n\n{meaning}\n\n{_table(cells, entry)}"
     return text + READING.format(accepted=_accepted(cells))
 
 
-def _cell(told):
-    return Cell(**{**told, "figures": {limit: Figure(**figure) for limit, figure in told["figures"].items()}})
+def _cell(recorded):
+    return Cell(
+        **{**recorded, "figures": {limit: Figure(**figure) for limit, figure in recorded["figures"].items()}}
+    )
 
 
 def _too_many(cell):
@@ -123,13 +125,13 @@ kept processes of the campaign from running. The allowances follow from *away*."
         _times,
     ),
 ]
-"""What each table is headed, what its cells have, and what tells a cell."""
+"""The heading of each table, what its cells contain, and the function that makes the text of a cell."""
 
 
-def _table(cells, told):
+def _table(cells, entry):
     by_fault = {}
     for cell in cells:
-        by_fault.setdefault(cell.fault, {})[cell.mode] = told(cell)
+        by_fault.setdefault(cell.fault, {})[cell.mode] = entry(cell)
     rows = [[fault, *(by_mode[mode] for mode in MODES)] for fault, by_mode in by_fault.items()]
     head = ["fault", *(f"`{mode}`" for mode in MODES)]
     lines = [f"|{'|'.join(line)}|" for line in (head, *rows)]

@@ -16,7 +16,7 @@ from .verdict import (
     SHARE,
     TIMEOUT_S,
     WORKERS,
-    Told,
+    Facts,
     over,
     over_bound,
     under,
@@ -52,12 +52,12 @@ class Cell(NamedTuple):
     answer: float
     """The longest that a caller has waited for an answer, but for what a witness has seen stalled."""
     stalled: float
-    """For how many seconds in all a witness has seen somebody kept from running."""
+    """For how many seconds in all a witness has seen a process stalled."""
     longest: float = 0.0
     """For how many at once; a call that a switch delays does not know when it was due, and is so late."""
 
     def breaches(self):
-        """What exceeds its bound by more than can be told from a crowd of calls that came late."""
+        """The figures that exceed their bounds by more than a crowd of late calls explains."""
         for limit, figure in self.figures.items():
             crowd = ceil(RATE * max(figure.late, self.longest))
             if figure.over_bound is not None and figure.over > figure.over_bound + crowd:
@@ -67,13 +67,13 @@ class Cell(NamedTuple):
                 yield f"{limit}: {figure.under} too few, bound {figure.under_bound}, {stalled} stalled"
 
     def __str__(self):
-        told = "; ".join(
+        figures = "; ".join(
             f"{limit}: {figure.over} over ({'-' if figure.over_bound is None else figure.over_bound}, "
             f"{figure.late * 1e3:.0f} ms late), {figure.under} under ({figure.under_bound})"
             for limit, figure in self.figures.items()
         )
         return (
-            f"{self.fault}, {self.mode}: {told}; {self.calls} calls, out for {self.outage:.2f} s, "
+            f"{self.fault}, {self.mode}: {figures}; {self.calls} calls, out for {self.outage:.2f} s, "
             f"longest answer {self.answer:.3f} s, stalled for {self.stalled:.2f} s"
         )
 
@@ -115,7 +115,7 @@ def play(fault, mode, fault_s=FAULT_S):
 
 def _judged(fault, mode, scene, history, begin, end, stalls):
     callers = scene.callers
-    told = Told(
+    facts = Facts(
         mode=mode,
         begin=begin,
         end=end,
@@ -132,7 +132,7 @@ def _judged(fault, mode, scene, history, begin, end, stalls):
         arrivals = [arrival for arrival in history if arrival.kind == limit.kind and arrival.at < end]
         many, late = over(arrivals, limit.burst)
         figures[limit.kind] = Figure(
-            many, over_bound(limit, told), late, under(arrivals, told), under_bound(limit, told)
+            many, over_bound(limit, facts), late, under(arrivals, facts), under_bound(limit, facts)
         )
     since, until = max((each.longest for each in callers), key=lambda each: each[1] - each[0])
     return Cell(
@@ -140,7 +140,7 @@ def _judged(fault, mode, scene, history, begin, end, stalls):
         mode=mode,
         figures=figures,
         calls=len(history),
-        outage=max((back - lost for each in told.outages for lost, back in each), default=0.0),
+        outage=max((back - lost for each in facts.outages for lost, back in each), default=0.0),
         answer=stalls.undone(min(since + TIMEOUT_S, until), until) - since,
         stalled=stalls.within(begin, end),
         longest=stalls.longest(begin, end),

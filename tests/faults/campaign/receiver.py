@@ -1,7 +1,7 @@
-"""The receiving server: the somebody else whose API is called. What it has seen is the history.
+"""The receiving server, whose API is called. The arrivals that it has seen are the history.
 
-`python receiver.py` tells its port, writes down each call when it arrives, by the clock of the machine, and
-tells all of them when its standard input ends.
+`python receiver.py` prints its port, records each call when it arrives, by the clock of the machine, and
+prints all of them when its standard input ends.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
     kind: str
     """The limit that it was admitted by."""
     due: float
-    """When it was to leave, as far as its caller knows: what is later is nobody's admission."""
+    """When it was to leave, as far as its caller knows: a later arrival is no later admission."""
 
 
 class Receiver:
@@ -41,8 +41,8 @@ class Receiver:
 
     def history(self):
         """All that it has seen, in order; it ends."""
-        told, _ = self._process.communicate(timeout=PATIENCE_S)
-        return [Arrival(*seen) for seen in json.loads(told)]
+        printed, _ = self._process.communicate(timeout=PATIENCE_S)
+        return [Arrival(*seen) for seen in json.loads(printed)]
 
     def close(self):
         self._process.kill()

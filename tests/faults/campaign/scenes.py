@@ -43,9 +43,9 @@ class Scene:
         """Where a caller finds its store."""
         return self.proxies[number].url() if self.proxies else self.server.url
 
-    def tell(self, *command):
+    def command(self, *words):
         with self.server.client() as client:
-            return client.execute_command(*command)
+            return client.execute_command(*words)
 
     @contextmanager
     def often(self, blow):
@@ -139,7 +139,7 @@ def _spikes(scene):
         proxy.strike("hold")
         if proxy.held.wait(OFTEN_S):
             time.sleep(SPIKES_S[turn % len(SPIKES_S)])
-        # Where nobody has called, whoever is next is let through.
+        # Where no call has come, the next one is let through.
         proxy.release()
 
     with scene.often(delay):
@@ -150,26 +150,26 @@ def _spikes(scene):
 
 @contextmanager
 def _flushed_scripts(scene):
-    with scene.often(lambda _: scene.tell("SCRIPT", "FLUSH")):
+    with scene.often(lambda _: scene.command("SCRIPT", "FLUSH")):
         yield
 
 
 @contextmanager
 def _flushed_keys(scene):
-    scene.tell("FLUSHALL")
+    scene.command("FLUSHALL")
     scene.forgotten += 1
     yield
 
 
 @contextmanager
 def _evicted(scene):
-    scene.tell("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
-    # At once, so that nobody is refused for want of memory: that is another fault.
+    scene.command("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+    # At once, so that no call is refused for want of memory: that is another fault.
     with scene.server.client() as client, client.pipeline() as both:
         both.config_set("maxmemory", 1)
         both.config_set("maxmemory", 0)
         both.execute()
-    assert scene.tell("INFO", "stats")["evicted_keys"] > 0
+    assert scene.command("INFO", "stats")["evicted_keys"] > 0
     scene.forgotten += 1
     yield
 

@@ -25,18 +25,18 @@ class Limit(NamedTuple):
     kind: str
     burst: int
     waiters: int
-    """Who hold a promised turn at a switch, in each process: they come on top."""
+    """Calls that have a slot at a switch, in each process: they come on top."""
 
 
 LIMITS = (Limit(GATE, BURST, 0), Limit(SHAPER, 1, WAITERS))
 
 
-class Told(NamedTuple):
+class Facts(NamedTuple):
     """What happened in a cell."""
 
     mode: str
     begin: float
-    """From here on everybody called as often as they could, and the first burst was spent."""
+    """From here on all callers called as often as they could, and the first burst was spent."""
     end: float
     outages: list
     """Of each caller, when it lost its store and when it was back."""
@@ -74,39 +74,39 @@ def _breach(arrivals, burst):
     return None
 
 
-def under(arrivals, told):
+def under(arrivals, facts):
     """How many calls are missing from the rate, between the begin and the end of a cell."""
-    count = sum(told.begin <= arrival.at < told.end for arrival in arrivals)
-    return max(0, ceil(RATE * (told.end - told.begin)) - count)
+    count = sum(facts.begin <= arrival.at < facts.end for arrival in arrivals)
+    return max(0, ceil(RATE * (facts.end - facts.begin)) - count)
 
 
-def over_bound(limit, told):
+def over_bound(limit, facts):
     """How many calls too many the documentation allows; None where it sets no bound."""
-    if told.mode == "open" and any(told.outages):
+    if facts.mode == "open" and any(facts.outages):
         return None
-    # What is forgotten leaves once more, and those who had a slot of it keep it.
-    forgiven = told.forgotten * (limit.burst + WORKERS * limit.waiters)
-    if told.lag:
-        forgiven += RATE * told.lag + 1
-    if told.mode != "local":
+    # Calls that the store forgets may leave once more, and those that had a slot keep it.
+    forgiven = facts.forgotten * (limit.burst + WORKERS * limit.waiters)
+    if facts.lag:
+        forgiven += RATE * facts.lag + 1
+    if facts.mode != "local":
         return ceil(forgiven)
     part = max(1, int(SHARE * limit.burst)) + limit.waiters
-    local = sum(part + SHARE * RATE * (back - lost) for each in told.outages for lost, back in each)
-    dead = common(told.outages)
-    # Either way is right. The store keeps its limit over the whole time. And while nobody asks it, it admits
-    # nothing but the slots that it has promised, and a burst when it is back.
+    local = sum(part + SHARE * RATE * (back - lost) for each in facts.outages for lost, back in each)
+    dead = common(facts.outages)
+    # Both bounds hold. The store keeps its limit over the whole time. And while no worker asks it, it admits
+    # nothing but the slots that it has granted, and a burst when it is back.
     afresh = len(dead) * (limit.burst + WORKERS * limit.waiters) - RATE * sum(b - a for a, b in dead)
     return ceil(forgiven + local + min(0, afresh))
 
 
-def under_bound(limit, told):
+def under_bound(limit, facts):
     """How many calls too few it allows."""
-    in_vain = told.in_vain + told.killed * (1 + limit.waiters)
-    if told.mode in ("raise", "closed"):
+    in_vain = facts.in_vain + facts.killed * (1 + limit.waiters)
+    if facts.mode in ("raise", "closed"):
         # A worker that is about to lose its store waits for that as long as its patience lasts.
-        hung = [[(lost - TIMEOUT_S, back) for lost, back in each] for each in told.outages]
+        hung = [[(lost - TIMEOUT_S, back) for lost, back in each] for each in facts.outages]
         return ceil(RATE * sum(back - lost for lost, back in common(hung))) + in_vain
-    times = sum(map(len, told.outages))
+    times = sum(map(len, facts.outages))
     return ceil(times * (SHARE * RATE * TIMEOUT_S + 1)) + in_vain
 
 
