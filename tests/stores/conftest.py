@@ -16,7 +16,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def script():
-    """Starts Python scripts that are told their arguments; those that still run are killed at the end."""
+    """Starts Python scripts with arguments; those that still run are killed at the end."""
     running = []
 
     def start(source, *args):

@@ -30,8 +30,8 @@ class Interrupt:
     def __enter__(self):
         # Coverage is measured by a trace, too.
         self._tracer = sys.gettrace()
-        # Libraries hear of each collection. What is raised in there goes nowhere, but is kept by pytest, and
-        # with it the frames that were running.
+        # Libraries have callbacks for each collection. An error in there goes nowhere, but pytest keeps it,
+        # and with it the frames that were running.
         gc.disable()
         sys.setprofile(self._came_by)
         return self

@@ -1,4 +1,4 @@
-"""A store that can be taken away, and workers who share it, each through a ResilientStore of its own."""
+"""A store that can be taken away, and workers that share it, each through a ResilientStore of its own."""
 
 import asyncio
 import time
@@ -40,8 +40,8 @@ def patient(store):
 
 async def blocked_meanwhile(question, steps, block_s):
     """What comes of a question, if something blocks the loop after so many of its steps."""
-    asking = asyncio.create_task(question)
+    task = asyncio.create_task(question)
     for _ in range(steps):
         await asyncio.sleep(0)
     time.sleep(block_s)  # noqa: ASYNC251 - to block it is the point
-    return await asking
+    return await task

@@ -144,7 +144,7 @@ def test_both_calls_count_once(name, is_known, step):
 
 
 @pytest.mark.parametrize("name", ["check", "everything"])
-def test_a_call_while_all_is_forgotten_leaves_nothing_that_is_never_swept(name):
+def test_a_call_during_a_reset_of_all_leaves_nothing_that_is_never_swept(name):
     for at in count(1):  # pragma: no branch
         world = World()
         world.everything()
@@ -183,10 +183,10 @@ def test_sqlite_refuses_the_inner_call_at_once_and_the_outer_one_counts(tmp_path
     assert 10 < refused < at - LEAST
 
 
-def test_a_fork_in_between_is_told_and_the_next_call_counts(tmp_path):
+def test_a_fork_in_between_raises_or_counts_and_the_next_call_counts(tmp_path):
     gate = Gate(DAY, name="gate", store=SQLiteStore(tmp_path / "limits.db", clock=ManualClock()))
     assert gate.check("a").current == 1
-    total, told = 1, []
+    total, errors = 1, []
 
     def fork():
         if (child := os.fork()) == 0:
@@ -198,15 +198,15 @@ def test_a_fork_in_between_is_told_and_the_next_call_counts(tmp_path):
             try:
                 may_be = [gate.check("a").current]
             except StoreUnavailableError as error:
-                told.append(str(error))
+                errors.append(str(error))
                 may_be = [total, total + 1]
         now = gate.peek("a").current
         assert now in may_be, between.where
         total = now
         if between.where is None:
             break
-    assert all("was let go while this thread used it" in words for words in told)
-    assert 10 < len(told) < at - LEAST
+    assert all("was let go while this thread used it" in message for message in errors)
+    assert 10 < len(errors) < at - LEAST
 
 
 def reserve(shaper, slots):

@@ -1,4 +1,4 @@
-"""Closing a store wakes everybody who waits for what it has promised, and closes what is open on any loop."""
+"""Closing a store wakes all calls that wait for their slots, and closes what is open on any loop."""
 
 import asyncio
 import threading
@@ -65,7 +65,7 @@ WAITS = {"slot": slots, "prefetched slot": partial(slots, prefetch="1s"), "permi
 
 
 def closed_when(waiters, store):
-    """Closes the store when somebody waits."""
+    """Closes the store when a call waits."""
 
     def close():
         while not waiters._alarms:
@@ -78,7 +78,7 @@ def closed_when(waiters, store):
 
 
 @pytest.mark.parametrize("make", WAITS.values(), ids=WAITS)
-def test_it_wakes_threads(store, make):
+def test_closing_wakes_threads(store, make):
     first, second, waiters = make(store)
     first.__enter__()
     thread = closed_when(waiters, store)
@@ -90,7 +90,7 @@ def test_it_wakes_threads(store, make):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("make", WAITS.values(), ids=WAITS)
-async def test_it_wakes_tasks(store, make):
+async def test_closing_wakes_tasks(store, make):
     first, second, waiters = make(store)
     await first.__aenter__()
     thread = closed_when(waiters, store)
@@ -105,7 +105,7 @@ def keepers():
     return [thread for thread in threading.enumerate() if thread.name == "shapekit leases"]
 
 
-def test_leases_are_renewed_no_more(tmp_path):
+def test_leases_are_no_longer_renewed_after_closing(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     policy, before = Policy(concurrency=1, store=store, name="n"), set(keepers())
     with policy.admit():
@@ -148,7 +148,7 @@ async def _settled(own):
 
 
 @pytest.mark.parametrize("closes", ["close", "aclose on asyncio", "aclose on trio"])
-def test_it_closes_the_connections_of_other_loops(closes):
+def test_closing_closes_the_connections_of_other_loops(closes):
     store, others = redis(), [Elsewhere() for _ in range(2)]
     gate = Gate(GCRA("9/s", burst=9), store=store, name="n")
     for other in others:
@@ -175,7 +175,7 @@ def test_a_loop_that_has_closed_its_connections_begins_no_task_at_its_end():
     other.run(store.aclose())
 
     async def begun():
-        own.close()  # as the store of another thread says to it
+        own.close()  # as the store of another thread does
         return len(own._tasks)
 
     assert other.run(begun()) == 0

@@ -23,7 +23,7 @@ class TestMemoryStore(StoreConformance):
 
 
 class OnThreads(MemoryStore):
-    """One whose awaited calls take the default way of a store with I/O: worker threads."""
+    """A store whose awaited calls take the default way of a store with I/O: worker threads."""
 
     instant = False
 

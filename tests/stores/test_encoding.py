@@ -44,7 +44,7 @@ def test_programs_with_one_text_are_one_program(one, other):
     assert (describe(one) == describe(other)) == (one == other and type(one) is type(other))
 
 
-def test_each_field_of_a_quota_is_told():
+def test_each_field_of_a_quota_is_in_its_description():
     quotas = [
         Quota(5, "week"),
         Quota(6, "week"),
@@ -75,7 +75,7 @@ def test_the_text_is_frozen():
 
 
 @given(programs, programs)
-def test_tags_tell_programs_apart(one, other):
+def test_different_programs_have_different_tags(one, other):
     assert (tag(describe(one)) == tag(describe(other))) == (describe(one) == describe(other))
     assert 128 <= tag(describe(one)) < 2**32
 
@@ -111,7 +111,7 @@ def test_anything_else_is_refused(text):
 
 
 @given(programs, st.data())
-def test_a_changed_description_means_itself_or_nothing(program, data):
+def test_a_changed_description_is_read_as_written_or_refused(program, data):
     text = describe(program)
     at = data.draw(st.integers(0, len(text) - 1))
     changed = (
@@ -125,12 +125,12 @@ def test_a_changed_description_means_itself_or_nothing(program, data):
 
 
 @pytest.mark.parametrize("text", [None, 3, b'["gcra",[10,1000000],2]', ["gcra", [10, 1000000], 2]])
-def test_what_is_no_text_is_refused(text):
+def test_a_description_that_is_no_text_is_refused(text):
     with pytest.raises(ConfigError, match="describe"):
         revived(text)
 
 
-def test_a_strategy_of_somebody_else_has_no_description():
+def test_a_strategy_from_outside_shapekit_has_no_description():
     class Mine(GCRA):
         __slots__ = ()
 
@@ -159,13 +159,13 @@ def test_a_state_survives(state):
 @pytest.mark.parametrize(
     "text", ["", "1", "[1.0]", "[true]", '["1"]', "{}", "[{}]", "[1", "[NaN]", "nul", "[[1.5]]"]
 )
-def test_what_is_no_state_is_refused(text):
+def test_a_value_that_is_no_state_is_refused(text):
     with pytest.raises(ValueError, match=r"state|Expecting|Unterminated"):
         unpacked(text)
 
 
 @pytest.mark.parametrize("text", ["[1]x", "[1] ", " [1]", "[1][2]"])
-def test_nothing_stands_beside_a_state(text):
+def test_a_text_with_anything_beside_a_state_is_refused(text):
     with pytest.raises(ValueError, match=r"state|Expecting"):
         unpacked(text)
 

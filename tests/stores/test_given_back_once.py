@@ -1,4 +1,4 @@
-"""A charge is given back once on every store, whoever says it how often, and whatever is presented."""
+"""A charge is given back once on every store, whichever worker repeats it how often, and for any receipt."""
 
 import math
 
@@ -60,55 +60,55 @@ def workers(request, tmp_path):
         one.close()
 
 
-def told(gate):
+def standing(gate):
     return gate.peek(), gate.forecast()
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_it_is_said_again_by_another_worker_and_for_more(workers, name):
+def test_a_refund_repeated_by_another_worker_or_for_more_changes_nothing(workers, name):
     (one, other), clock = workers(LIMITS[name])
     first = one.check(cost=2)
     clock.advance(0.5)
     second = other.check()
     one.refund("default", first, cost=2)
-    stands = told(one)
+    expected = standing(one)
     for gate in (one, other):
         for cost in (1, 2, gate.strategy.max_cost):
-            assert gate.refund("default", first, cost=cost) == stands[0]
-            assert told(gate) == stands
+            assert gate.refund("default", first, cost=cost) == expected[0]
+            assert standing(gate) == expected
     if second:
         other.refund("default", second)
-        empty = told(other)
+        empty = standing(other)
         assert one.refund("default", second) == empty[0]
-        assert told(one) == empty
+        assert standing(one) == empty
         assert empty[0].current == 0
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_debit_that_names_a_charge_is_said_again(workers, name):
+def test_a_repeated_debit_that_names_a_charge_changes_nothing(workers, name):
     (one, other), _ = workers(LIMITS[name])
     first = one.check(cost=2)
     one.debit("default", first, cost=3)
-    stands = told(one)
-    assert other.debit("default", first, cost=3) == stands[0]
-    assert told(other) == stands
+    expected = standing(one)
+    assert other.debit("default", first, cost=3) == expected[0]
+    assert standing(other) == expected
     one.debit("default", cost=1)
-    anonymous = told(one)
-    assert anonymous != stands
+    anonymous = standing(one)
+    assert anonymous != expected
     other.debit("default", cost=1)
-    assert told(other) != anonymous
+    assert standing(other) != anonymous
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_decision_of_before_a_reset_gives_nothing_back(workers, name):
+def test_a_decision_from_before_a_reset_gives_nothing_back(workers, name):
     (one, other), clock = workers(LIMITS[name])
     before = one.check(cost=2)
     other.reset()
     clock.advance(0.000_001)
     other.check(cost=2)
-    stands = told(one)
-    assert one.refund("default", before, cost=2) == stands[0]
-    assert told(one) == stands
+    expected = standing(one)
+    assert one.refund("default", before, cost=2) == expected[0]
+    assert standing(one) == expected
 
 
 def forgeries(receipt):
@@ -127,20 +127,20 @@ def forgeries(receipt):
 
 
 @pytest.mark.parametrize("name", ["gcra", "fixed_window", "quota, spread", "all_of"])
-def test_what_no_gate_has_made_is_refused_or_does_nothing(workers, name):
+def test_a_receipt_that_no_gate_has_made_is_refused_or_does_nothing(workers, name):
     (one, _), _ = workers(LIMITS[name])
     first = one.check(cost=2)
-    stands = told(one)
+    expected = standing(one)
     for receipt in forgeries(first.receipt):
         forged = first._replace(receipt=receipt)
         try:
             one.refund("default", forged, cost=2)
         except ConfigError as error:
             assert error.field == "decision"  # noqa: PT017 - either is fine
-        assert told(one) == stands, receipt
+        assert standing(one) == expected, receipt
 
 
-def test_what_a_cancelled_caller_took_is_given_back_once(workers):
+def test_the_charge_of_a_cancelled_caller_is_given_back_once(workers):
     (one, other), _ = workers(LIMITS["fixed_window"])
     first = one.check(cost=2)
     [(operation, args)] = CHECK.undone((2,), first)

@@ -22,7 +22,7 @@ TWICE = [0, *(pytest.param(then, marks=pytest.mark.long) for then in (1, 2, 3))]
 
 
 class World:
-    """A store, those who use it, and a witness, whose calls are all counted."""
+    """A store, its users, and a witness, whose calls are all counted."""
 
     def __init__(self, store):
         self.store = store
@@ -37,7 +37,7 @@ class World:
         self.slot = self.shaper.reserve("a")
 
     def looks_right(self):
-        """The next calls, in another thread and in this one, are heard, and answered as they should be."""
+        """The next calls, in another thread and in this one, do not hang, and get the right answers."""
         asker = threading.Thread(target=self._ask, daemon=True)
         asker.start()
         asker.join(PATIENCE_S)
@@ -150,7 +150,7 @@ def test_a_store_that_is_interrupted_while_it_is_made_leaves_nothing_behind(make
     witness.store.close()
 
 
-def test_a_store_whose_closing_was_interrupted_is_closed_by_closing_it_again(make):
+def test_a_store_can_be_closed_again_after_an_interrupted_close(make):
     before = open_files()
     for at in count(1):
         world = World(make())

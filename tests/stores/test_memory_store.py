@@ -90,7 +90,7 @@ def test_32_threads_on_one_key_are_admitted_exactly_to_the_limit(crew, switching
     assert hammer(crew, gate, "key") == 50 - is_known
 
 
-def test_no_other_thread_comes_in_between_the_look_at_a_state_and_what_is_stored():
+def test_no_other_thread_comes_between_reading_a_state_and_storing_it():
     charge = MemoryStore().bind("gate", ledgered(GCRA("1/s")), CHECK)
     steps = [step.opname for step in dis.get_instructions(charge)]
     looked = steps.index("IS_OP")
@@ -129,8 +129,8 @@ def test_32_threads_that_first_meet_a_key_make_one_state(crew, switching):
         assert hammer(crew, gate, f"new-{n}", calls=1) == 1
 
 
-def test_threads_that_do_all_there_is_to_do_lose_no_call_and_make_none(crew, switching, restless):
-    """Under two limits of one name, whose keys so move to and fro, amid keys that are swept."""
+def test_threads_that_do_everything_at_once_lose_no_call_and_make_none(crew, switching, restless):
+    """Under two limits of one name, between which the keys move to and fro, amid keys that are swept."""
     store, counted = MemoryStore(), [0] * 8
     gates = [Gate(Quota(limit, "month"), store=store, name="month") for limit in (10**9, 10**9 + 1)]
     brief = Gate(GCRA("1000000/s", burst=10**6), store=store, name="brief")
@@ -361,7 +361,7 @@ def test_the_parts_of_a_composite_are_reset_together():
         "fresh",
     ],
 )
-def test_a_closed_store_cannot_be_asked(busy, call):
+def test_every_call_of_a_closed_store_raises(busy, call):
     _, store = busy
     gate = Gate(GCRA("1/s"), store=store, name="api")
     store.close()
@@ -387,7 +387,7 @@ def test_a_prefix_is_a_text(refused, busy, prefix):
     assert len(list(store.keys())) == 3
 
 
-def test_it_says_how_many_keys_it_holds(busy):
+def test_its_length_and_repr_have_the_number_of_its_keys(busy):
     _, store = busy
     assert (len(store), repr(store)) == (3, "MemoryStore(3 keys)")
     assert not store.shared

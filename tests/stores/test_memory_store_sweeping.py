@@ -86,8 +86,8 @@ def test_200_000_keys_of_one_second_are_gone_after_it(looks):
 
 
 @pytest.mark.parametrize("strategy", [GCRA("1/s"), FixedWindow("1/s"), SlidingWindowLog("1/s")], ids=repr)
-def test_calls_that_change_nothing_sweep_nothing_and_yet_it_ends(looks, strategy):
-    # Denials and looks are cheap; whoever admits pays for the sweeping.
+def test_calls_that_change_nothing_sweep_nothing_and_idle_keys_go_later(looks, strategy):
+    # Denials and looks are cheap; the calls that are admitted pay for the sweeping.
     clock = ManualClock()
     store = MemoryStore(clock)
     gate = Gate(strategy, store=store, name="api")
@@ -140,7 +140,7 @@ def test_a_swept_store_decides_as_one_that_keeps_everything(calls, burst):
                 shared.check(f"noise-{n}")
         one = alone.setdefault(key, Gate(strategy, clock=clock))
         swept, kept = shared.check(f"key-{key}"), one.check(f"key-{key}")
-        # Who keeps everything counts on where the other begins anew.
+        # The store that keeps everything goes on counting where the other begins anew.
         assert swept._replace(receipt=None) == kept._replace(receipt=None)
 
 
@@ -223,7 +223,7 @@ def test_an_idle_key_is_gone_after_a_third_as_many_new_keys_as_stood_in_line(liv
         assert len(store) <= 2 * most
 
 
-def test_two_limits_that_share_a_key_leave_it_in_line_once_each():
+def test_two_limits_that_share_a_key_queue_it_once_each():
     clock = ManualClock()
     store = MemoryStore(clock)
     gates = [Gate(GCRA(rate, burst=1_000), store=store, name="api") for rate in ("1/s", "2/s")]

@@ -17,7 +17,7 @@ from shapekit.stores.redis.protocol import KNOWN_FOR_S
 from ..redis_server import RedisServer
 
 OPENING = ("HELLO", "CLIENT", "SELECT", "AUTH", "PING", "COMMAND", "CLUSTER")
-"""What a client says on a new connection, and what a cluster's asks about itself."""
+"""The commands of a client on a new connection, and those by which a cluster's client finds its servers."""
 CALLS = 60
 
 
@@ -35,20 +35,20 @@ class Watch:
 
 @pytest.fixture(params=[0.0, 3.7, 10.0, 25.0])
 def step_s(request, monkeypatch):
-    """How much time passes from one call to the next, in the eyes of those who leave descriptions."""
+    """How much time passes from one call to the next, for the code that sends descriptions."""
     monkeypatch.setattr(redis_program, "time", Watch(request.param))
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch):
-    """A call asks once more where the machine keeps its answer for long: that is not counted here."""
+    """A call asks again where the machine keeps its answer for long: that is not counted here."""
     monkeypatch.setattr(Waiter, "is_prompt", lambda *_: True)
 
 
 @pytest.fixture(scope="module")
 def url():
-    """Of a server that no other test says anything to."""
+    """The URL of a server that no other test uses."""
     with RedisServer() as server:
         yield server.url
 
@@ -63,22 +63,22 @@ def server(url):
 
 
 @contextmanager
-def overheard(client):
+def commands_at(client):
     """The commands that the server gets meanwhile, without what scripts do."""
-    said = []
+    commands = []
     with client.monitor() as monitor:
-        yield said
+        yield commands
         client.echo("the end")
-        for heard in monitor.listen():
-            words = heard["command"].split(" ", 1)
+        for command in monitor.listen():
+            words = command["command"].split(" ", 1)
             if words[0] == "ECHO":
                 return
-            if heard["client_type"] != "lua" and words[0] not in OPENING:
-                said.append(words[0])
+            if command["client_type"] != "lua" and words[0] not in OPENING:
+                commands.append(words[0])
 
 
 def limits(store):
-    """What may be asked for leave, by name."""
+    """Everything that admits calls, by name."""
     parts = {"fast": GCRA("1000/s", burst=1_000), "slow": FixedWindow(10_000, "1h")}
     gate = Gate(GCRA("1000/s", burst=1_000), name="gate", store=store)
     both = Gate(all_of(**parts), name="both", store=store)
@@ -117,52 +117,52 @@ def test_each_call_is_one_trip(server, url, step_s, kind, clock):
     store = RedisStore.from_url(url, clock=clock, prefix="one trip")
     call, _ = limits(store)[kind]
     for _ in range(CALLS):
-        with overheard(server) as said:
+        with commands_at(server) as commands:
             call()
-        assert len(said) == 1, said
+        assert len(commands) == 1, commands
     store.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_it_is_where_it_is_awaited(server, url, step_s, kind):
+def test_each_awaited_call_is_one_trip(server, url, step_s, kind):
     store = RedisStore.from_url(url, prefix="one trip")
 
     async def main():
         _, call = limits(store)[kind]
         for _ in range(CALLS):
-            with overheard(server) as said:
+            with commands_at(server) as commands:
                 await call()
-            assert len(said) == 1, said
+            assert len(commands) == 1, commands
         await store.aclose()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", ["gate", "shaper", "policy"])
-def test_those_who_come_together_share_one(server, url, step_s, kind):
+def test_calls_that_come_together_share_one_trip(server, url, step_s, kind):
     store = RedisStore.from_url(url, prefix="one trip")
 
     async def main():
         _, call = limits(store)[kind]
         for size in (50, 1, 7, 50):
-            with overheard(server) as said:
+            with commands_at(server) as commands:
                 await asyncio.gather(*(call() for _ in range(size)))
-            assert len(said) == 1, said
+            assert len(commands) == 1, commands
         await store.aclose()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("clients", ["client", "aclient"])
-def test_so_it_is_with_a_client_of_the_callers(server, url, step_s, clients):
+def test_each_call_with_a_client_of_the_caller_is_one_trip(server, url, step_s, clients):
     async def main():
         given = {"client": server} if clients == "client" else {"aclient": AsyncRedis.from_url(url)}
         store = RedisStore(**given, prefix="one trip")
         gate = Gate(GCRA("1000/s", burst=1_000), name="gate", store=store)
         for _ in range(CALLS):
-            with overheard(server) as said:
+            with commands_at(server) as commands:
                 await gate.acheck()
-            assert len(said) == 1, said
+            assert len(commands) == 1, commands
         if clients == "aclient":
             await given["aclient"].aclose()
 
@@ -175,9 +175,9 @@ def test_many_keys_are_one_trip_for_an_asynchronous_client_alone(server, url):
         gate = Gate(
             GCRA("1000/s", burst=1_000), name="gate", store=RedisStore(aclient=client, prefix="alone")
         )
-        with overheard(server) as said:
+        with commands_at(server) as commands:
             assert all(await gate.acheck_many(["a", "b", "c"]))
-        assert len(said) == 1, said
+        assert len(commands) == 1, commands
         await client.aclose()
 
     asyncio.run(check_many())
@@ -187,11 +187,11 @@ def test_a_permit_is_one_trip_to_take_and_one_to_give_back(server, url, step_s):
     store = RedisStore.from_url(url, prefix="one trip")
     permits = Policy(concurrency=Concurrency(5), name="permits", store=store).permits
     for _ in range(CALLS):
-        with overheard(server) as said:
+        with commands_at(server) as commands:
             permit = permits.untaken("key")
             run(permits.take, permit)
             run(permits.leave, permit)
-        assert len(said) == 2, said
+        assert len(commands) == 2, commands
     store.close()
 
 
@@ -208,14 +208,14 @@ def test_the_description_is_there_when_the_first_state_is_and_again_after_a_flus
     store.close()
 
 
-def test_the_scripts_names_are_forgotten_and_the_call_is_made(server, url):
-    """Two trips, once: nobody knows that a server was started anew before it says so."""
+def test_a_call_works_after_the_server_has_forgotten_its_scripts(server, url):
+    """Two trips, once: the error of the server is the first sign that it has lost its scripts."""
     store = RedisStore.from_url(url, prefix="one trip")
     gate = Gate(GCRA("10/h"), name="gate", store=store)
     gate.check()
     server.script_flush()
-    with overheard(server) as said:
+    with commands_at(server) as commands:
         left = [gate.check().remaining for _ in range(3)]
-    assert said == ["EVALSHA", "EVAL", "EVALSHA", "EVALSHA"]
+    assert commands == ["EVALSHA", "EVAL", "EVALSHA", "EVALSHA"]
     assert all(sooner - later == 1 for sooner, later in pairwise(left))
     store.close()

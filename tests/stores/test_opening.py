@@ -25,17 +25,17 @@ from shapekit.stores import open_store
 from ..redis_server import shared_server
 
 HOLDERS = {
-    "gate": (lambda **said: Gate(GCRA("10/s"), **said), lambda gate: gate.check()),
-    "shaper": (lambda **said: Shaper("10/s", **said), lambda shaper: shaper.reserve()),
-    "policy": (lambda **said: Policy("10/s", **said), lambda policy: policy.admit().__enter__()),
+    "gate": (lambda **options: Gate(GCRA("10/s"), **options), lambda gate: gate.check()),
+    "shaper": (lambda **options: Shaper("10/s", **options), lambda shaper: shaper.reserve()),
+    "policy": (lambda **options: Policy("10/s", **options), lambda policy: policy.admit().__enter__()),
     "budget": (
-        lambda **said: LLMBudget(requests="10/s", tokens="10k/min", **said),
+        lambda **options: LLMBudget(requests="10/s", tokens="10k/min", **options),
         lambda budget: budget.policies["requests"].admit().__enter__(),
     ),
 }
 
 
-def test_nothing_is_the_memory_of_this_process():
+def test_without_a_store_it_is_the_memory_of_this_process():
     clock = ManualClock()
     store, is_ours = open_store(None, clock)
     assert type(store) is MemoryStore
@@ -67,7 +67,7 @@ def test_a_path_is_a_file(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         *(
             (text, f'store={text!r} is neither a URL nor a path; write "redis://localhost:6379"')
@@ -86,11 +86,11 @@ def test_a_path_is_a_file(tmp_path, kind):
         (MemoryStore, "is not a store"),
     ],
 )
-def test_what_is_none_is_refused(wrong, told, tmp_path, monkeypatch):
+def test_a_value_that_names_no_store_is_refused(wrong, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         open_store(wrong)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_a_path_with_a_colon_is_a_file(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("make", "call"), HOLDERS.values(), ids=HOLDERS)
-def test_whoever_was_given_text_closes_what_it_opened(make, call, tmp_path):
+def test_an_object_made_with_a_path_closes_the_store_that_it_opened(make, call, tmp_path):
     holder = make(store=tmp_path / "limits.db", name="name")
     call(holder)
     holder.close()
@@ -115,7 +115,7 @@ def test_whoever_was_given_text_closes_what_it_opened(make, call, tmp_path):
         call(holder)
 
 
-def test_two_that_name_one_file_share_one_limit(tmp_path):
+def test_two_objects_with_one_path_share_one_limit(tmp_path):
     one, other = (Shaper("1/h", store=str(tmp_path / "limits.db"), name="api") for _ in range(2))
     assert one.reserve().delay == 0.0
     assert other.reserve().delay > 3_000
@@ -123,7 +123,7 @@ def test_two_that_name_one_file_share_one_limit(tmp_path):
     other.close()
 
 
-def test_wrappers_and_decorators_take_it_too(tmp_path):
+def test_wrappers_and_decorators_take_a_url_or_a_path_too(tmp_path):
     where = tmp_path / "limits.db"
     inner = httpx.MockTransport(lambda request: httpx.Response(200))
     with httpx.Client(transport=ShapedTransport(inner, rate="1/h", name="api", store=where)) as client:

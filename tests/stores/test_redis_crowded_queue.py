@@ -21,7 +21,7 @@ from shapekit.stores.redis.protocol import Script, script_of
 
 from ..redis_server import shared_server
 
-MOST, LEFT, SAID = 4, 8, 3
+MOST, LEFT, NOTED = 4, 8, 3
 STEPS = 120
 _fresh = count()
 
@@ -33,7 +33,7 @@ def small_script_of(spec, operations, mode="one"):
         ("MOST, ROW, PLACE = 65536, 9, 10", f"MOST, ROW, PLACE = {MOST}, 9, 10"),
         (
             "MOST_LEFT, MOST_ROWS, MOST_SAID = 256, 65536, 64",
-            f"MOST_LEFT, MOST_ROWS, MOST_SAID = {LEFT}, 16, {SAID}",
+            f"MOST_LEFT, MOST_ROWS, MOST_SAID = {LEFT}, 16, {NOTED}",
         ),
     ):
         assert usual in text
@@ -47,7 +47,7 @@ def small(monkeypatch):
         (slots, "MOST", MOST),
         (slots, "MOST_LEFT", LEFT),
         (slots, "MOST_ROWS", 16),
-        (slots, "MOST_SAID", SAID),
+        (slots, "MOST_SAID", NOTED),
     ):
         monkeypatch.setattr(module, name, bound)
     monkeypatch.setattr(redis_program, "script_of", small_script_of)
@@ -99,7 +99,7 @@ def test_a_crowd_that_comes_and_goes_is_the_same_in_both_languages(small, rate, 
 
 
 @pytest.mark.parametrize("gates", [(SlidingWindow(500, "1m"),), (GCRA("7/s", burst=20),)])
-def test_of_more_given_back_than_is_remembered_nothing_is_taken_for_damage(small, gates):
+def test_more_slots_given_back_than_are_remembered_are_not_taken_for_damage(small, gates):
     """Calls of two units, between a call of one that passes first, and more calls of one than lie in rows."""
     queue = LeakyQueue(parse_rates("10/s burst 3"), None, "smooth", gates)
     clock = ManualClock(1_000_000.0)
@@ -107,7 +107,7 @@ def test_of_more_given_back_than_is_remembered_nothing_is_taken_for_damage(small
     bound = {name: store.bind("crowd", queue, name) for name in (RESERVE, CANCEL, LOOK)}
     state = None
 
-    def told(operation, *args):
+    def checked(operation, *args):
         nonlocal state
         after, expected, _, persist = operation.step(queue)(state, clock.now_us(), *args)
         state = after if persist else state
@@ -117,12 +117,12 @@ def test_of_more_given_back_than_is_remembered_nothing_is_taken_for_damage(small
         return expected
 
     costs = (1, 1, *(2,) * (MOST + 2), *(1,) * (8 * MOST + 4), 1)
-    taken = [Grant(*told(RESERVE, (cost, None, 7))) for cost in costs]
+    taken = [Grant(*checked(RESERVE, (cost, None, 7))) for cost in costs]
     for grant in (*taken[1 : MOST + 4], *taken[-2 : MOST + 3 : -1]):
-        assert told(CANCEL, grant)
+        assert checked(CANCEL, grant)
     for later_us in (1, 500_000, taken[-1].wait_us):
         clock.advance(later_us / 1e6)
-        assert told(CANCEL, Grant(*told(RESERVE, (3, None, 8))))
+        assert checked(CANCEL, Grant(*checked(RESERVE, (3, None, 8))))
     store.close()
 
 

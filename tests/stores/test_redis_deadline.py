@@ -1,4 +1,4 @@
-"""What is read before time is up: what has come while the loop was blocked."""
+"""Answers that arrive in time count, also where the loop was blocked until their time was up."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ def block_the_loop():
     time.sleep(2 * TIMEOUT_S)
 
 
-def asked(url, question):
+def outcome_of(url, question):
     """What comes of a question to a connection that is open."""
 
     async def main():
@@ -61,7 +61,7 @@ def test_an_answer_that_came_while_the_loop_was_blocked_is_an_answer(url, long_l
     asyncio.run(main())
 
 
-def test_so_is_one_to_a_store_of_a_url(url, long_last_call):
+def test_an_answer_to_a_store_of_a_url_counts_too(url, long_last_call):
     """Its client would have a timer of its own for connecting."""
 
     async def main():
@@ -75,14 +75,14 @@ def test_so_is_one_to_a_store_of_a_url(url, long_last_call):
     asyncio.run(main())
 
 
-def test_so_is_one_to_a_call_that_waited_for_a_connection_meanwhile(url, long_last_call):
+def test_an_answer_to_a_call_that_waited_for_a_connection_counts_too(url, long_last_call):
     async def question(kept):
         both = [asyncio.create_task(kept.exchange(PING)) for _ in range(2)]
         await asyncio.sleep(0)
         block_the_loop()
         return await asyncio.gather(*both)
 
-    assert asked(url, question) == [b"PONG", b"PONG"]
+    assert outcome_of(url, question) == [b"PONG", b"PONG"]
 
 
 def test_a_call_waits_for_a_connection_as_long_as_others_get_answers(url):
@@ -97,17 +97,17 @@ def test_a_call_waits_for_a_connection_as_long_as_others_get_answers(url):
     asyncio.run(main())
 
 
-def test_what_does_not_come_is_waited_for_until_time_is_up(url):
+def test_a_missing_answer_is_waited_for_until_time_is_up(url):
     async def question(kept):
         with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.05 s"):
             await kept.exchange(NEVER)
         return await kept.exchange(PING)
 
-    assert asked(url, question) == b"PONG"
+    assert outcome_of(url, question) == b"PONG"
 
 
 class Unanswered(Connection):
-    """Waits for an end that the other side does not say, as one with TLS does where the network is gone."""
+    """Waits for the other side to close, which it never does, like a TLS connection whose network is gone."""
 
     async def disconnect(self, nowait=False):
         await super().disconnect(nowait=True)
@@ -115,7 +115,7 @@ class Unanswered(Connection):
             await asyncio.Event().wait()
 
 
-def test_closing_does_not_wait_for_ever_for_the_other_side(url):
+def test_closing_does_not_wait_for_the_other_side_for_ever(url):
     async def main():
         pool = ConnectionPool.from_url(url, connection_class=Unanswered)
         kept = AsyncOwnConnections(pool, TIMEOUT_S)

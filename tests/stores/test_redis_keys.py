@@ -109,7 +109,7 @@ ENDINGS = [*PARKING["_keys"], *(PARKING[name] for name in ("_claims", "_taken", 
 @example(name="shapekit", part="celery", key="celery}:amqp://rabbit//:parked")
 @example(name="a:b", part="a", key="")
 @example(name="}", part="a", key="}:")
-def test_the_keys_of_states_are_told_from_those_of_parked_tasks(name, part, key):
+def test_keys_of_states_and_of_parked_tasks_are_distinguished(name, part, key):
     assert KEYSPACE.is_state(whole(name, key))
     assert KEYSPACE.is_state(KEYSPACE.of_part(name, part, key))
     broker = name.encode("utf-8", "surrogatepass")
@@ -143,7 +143,7 @@ def test_keys_of_one_name_lie_all_over_the_cluster():
 
 
 @given(key=LONG | st.text(min_size=LONGEST - 4, max_size=LONGEST + 4))
-def test_what_is_longer_than_the_bound_is_hashed(key):
+def test_a_key_longer_than_the_bound_is_hashed(key):
     text = key.encode("utf-8", "surrogatepass")
     if len(text) <= LONGEST:
         assert bounded(key) == text
@@ -253,9 +253,9 @@ def test_a_store_without_a_client_is_refused(refused):
     for url in ("redis://:secret@localhost", b"redis://:secret@localhost"):
         error = refused(lambda url=url: RedisStore(url), "client")
         assert "secret" not in str(error)
-    for told in (5, Redis):
-        refused(lambda told=told: RedisStore(told), "client")
-        refused(lambda told=told: RedisStore(aclient=told), "aclient")
+    for client in (5, Redis):
+        refused(lambda client=client: RedisStore(client), "client")
+        refused(lambda client=client: RedisStore(aclient=client), "aclient")
 
 
 def test_a_client_of_the_other_kind_is_refused(refused):
@@ -267,20 +267,20 @@ def test_a_client_of_the_other_kind_is_refused(refused):
 
 
 def test_a_client_of_valkey_py_is_refused(refused):
-    for told in (valkey.Valkey(password="secret"), valkey.asyncio.Valkey(password="secret")):
+    for client in (valkey.Valkey(password="secret"), valkey.asyncio.Valkey(password="secret")):
         for option in ("client", "aclient"):
-            error = refused(lambda told=told, option=option: RedisStore(**{option: told}), option)
+            error = refused(lambda client=client, option=option: RedisStore(**{option: client}), option)
             assert "pass a Redis or a RedisCluster of redis-py" in str(error)
             assert "secret" not in str(error)
 
 
 @pytest.mark.parametrize("option", ["socket_timeout", "socket_connect_timeout"])
-@pytest.mark.parametrize("told", ["0", "-1", "nan", "inf"])
-def test_a_timeout_in_a_url_is_a_span_of_time(refused, option, told):
-    refused(lambda: RedisStore.from_url(f"redis://localhost?{option}={told}"), option)
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_timeout_in_a_url_is_a_span_of_time(refused, option, seconds):
+    refused(lambda: RedisStore.from_url(f"redis://localhost?{option}={seconds}"), option)
 
 
-def test_a_store_that_can_only_be_awaited_says_so_to_threads(refused):
+def test_a_store_that_can_only_be_awaited_refuses_threads(refused):
     store = RedisStore(aclient=AsyncRedis(port=shared_server().port))
     gate = Gate(GCRA("1/h"), name="api", store=store)
     refused(gate.check, "client")

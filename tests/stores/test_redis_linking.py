@@ -136,7 +136,7 @@ def test_a_script_holds_no_method_because_something_else_has_its_name():
 
 @each_store
 @may_be_lost
-def test_between_a_call_and_its_answer(where, outer, monkeypatch):
+def test_no_script_is_built_between_a_call_and_its_answer(where, outer, monkeypatch):
     open_store, _ = STORES[where]
     with open_store() as store:
         there = outer(store)
@@ -215,7 +215,7 @@ async def acall(policy, shaper, gate, far):
 
 @each_store
 @may_be_lost
-def test_nor_where_it_is_awaited_and_shares_trips(where, outer, monkeypatch):
+def test_no_script_is_built_where_calls_are_awaited_and_share_trips(where, outer, monkeypatch):
     _, open_store = STORES[where]
 
     async def main():
@@ -230,7 +230,7 @@ def test_nor_where_it_is_awaited_and_shares_trips(where, outer, monkeypatch):
     asyncio.run(main())
 
 
-def test_a_state_that_was_left_by_other_numbers_takes_no_other_script(monkeypatch):
+def test_a_state_with_other_numbers_needs_no_other_script(monkeypatch):
     with one_server() as store:
         assert Gate(GCRA("1/h"), name="rate", store=store).check()
         other = RedisStore.from_url(shared_server().url, prefix=store.prefix)

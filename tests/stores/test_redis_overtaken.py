@@ -1,4 +1,4 @@
-"""A busy key whose callers have two versions of the numbers, as in a rolling deployment."""
+"""A busy key with callers of two versions of the numbers, as in a rolling deployment."""
 
 import asyncio
 from itertools import count
@@ -30,13 +30,13 @@ class Overtaken:
     def __init__(self, store, call):
         self.trips = 0
         self._call = call
-        self._said = store._link.say
+        self._original_say = store._link.say
         store._link.say = self.say
 
     def say(self, command):
         self.trips += 1
         self._call()
-        return self._said(command)
+        return self._original_say(command)
 
 
 def test_a_call_that_others_always_overtake_is_decided_by_their_numbers(stores):
@@ -50,7 +50,7 @@ def test_a_call_that_others_always_overtake_is_decided_by_their_numbers(stores):
     assert busy.peek().remaining == BURST - 1 - 3 - slow.trips  # all are charged, once
 
 
-def test_so_are_slots_and_what_becomes_of_them(stores):
+def test_slots_of_a_call_that_others_overtake_are_given_by_their_numbers(stores):
     busy = Shaper("20/min", name="api", store=stores[0])
     busy.reserve()
     slow = Overtaken(stores[1], busy.reserve)
@@ -82,11 +82,11 @@ def test_a_cost_that_their_numbers_never_admit_is_not_decided_by_them(stores):
 def test_tasks_that_share_a_trip_are_all_decided(stores, monkeypatch):
     busy = Gate(GCRA("2/h", BURST), name="api", store=stores[0])
     busy.check()
-    trips, said = [], Link.asay
+    trips, original_asay = [], Link.asay
 
     async def overtaken(link, command):
         trips.append(busy.check())
-        return await said(link, command)
+        return await original_asay(link, command)
 
     monkeypatch.setattr(Link, "asay", overtaken)
     gate = Gate(GCRA("1/h", BURST // 2), name="api", store=stores[1])
@@ -100,7 +100,7 @@ def test_tasks_that_share_a_trip_are_all_decided(stores, monkeypatch):
     assert busy.peek().remaining == BURST - 1 - 5 - len(trips)
 
 
-def test_the_store_may_close_meanwhile(stores):
+def test_the_store_may_close_while_a_call_is_overtaken(stores):
     busy = Gate(GCRA("2/h", BURST), name="api", store=stores[0])
     busy.check()
     slow = Overtaken(stores[1], lambda: busy.check() and slow.trips == 4 and stores[1].close())

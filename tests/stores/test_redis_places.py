@@ -44,9 +44,9 @@ def test_a_place_that_was_taken_again_can_be_given_back_and_taken_again(store, l
         place = again
 
 
-def test_a_place_tells_of_its_charge_what_it_tells_in_memory(store):
+def test_a_place_has_the_same_receipts_as_in_memory(store):
     """It lies between one that was charged by another time and one that was charged in the same window."""
-    told = []
+    receipts = []
     for where in ({"store": store}, {"clock": ManualClock(1_000)}):
         shaper = Shaper("10/s", gates=(FixedWindow(100, 1),), name="places", **where)
         shaper.reserve()
@@ -58,5 +58,5 @@ def test_a_place_tells_of_its_charge_what_it_tells_in_memory(store):
         assert before.cancel()
         assert behind.cancel()
         assert place.cancel()
-        told.append([shaper.reserve().grant.receipts for _ in range(4)])
-    assert told[0] == told[1]
+        receipts.append([shaper.reserve().grant.receipts for _ in range(4)])
+    assert receipts[0] == receipts[1]

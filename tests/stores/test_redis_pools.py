@@ -1,4 +1,4 @@
-"""Whatever pool a client has, and whatever a URL says of one."""
+"""RedisStore works with any pool of a client and any options of a URL."""
 
 import asyncio
 import subprocess
@@ -25,7 +25,7 @@ class Older(BlockingConnectionPool):
 
 
 @pytest.mark.parametrize("kind", [ConnectionPool, BlockingConnectionPool, Older])
-def test_a_server_that_has_become_a_replica_is_no_store_until_it_is_none(kind):
+def test_a_server_that_has_become_a_replica_is_unavailable_until_it_is_a_master(kind):
     with RedisServer() as server, server.client() as operator:
         pool = kind.from_url(server.url)
         gate = Gate(GCRA("1/h", 2), name="gate", store=RedisStore(Redis(connection_pool=pool)))
@@ -50,7 +50,7 @@ def test_a_host_that_can_have_no_address_is_an_outage(host):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_a_url_that_asks_for_texts_finds_every_key(encoding):
+def test_a_url_with_decode_responses_finds_every_key(encoding):
     options = f"?decode_responses=true&encoding={encoding}"
     store = RedisStore.from_url(shared_server().url + options, prefix=f"pools-{encoding}")
     gate = Gate(GCRA("1/h"), name="api", store=store)
@@ -76,7 +76,7 @@ def test_a_thread_waits_for_a_connection_as_long_as_others_get_answers(crew):
     kept.close()
 
 
-def test_and_gives_up_when_none_of_them_gets_any(crew):
+def test_a_thread_gives_up_waiting_for_a_connection_when_no_answer_comes(crew):
     pool = ConnectionPool.from_url(shared_server().url, max_connections=1, socket_timeout=0.5)
     kept = OwnConnections(pool, 0.1)
 
@@ -150,7 +150,7 @@ print(shaper.hold(5) > 4, waits.cancel(), shaper.resume() > 1)
 """
 
 
-def test_no_answer_is_compared_with_what_it_is_not():
+def test_no_answer_is_compared_with_an_incomparable_value():
     url = shared_server().url + "?protocol=2"  # that of protocol 3 compares them in redis-py itself
     done = subprocess.run(
         [sys.executable, "-bb", "-c", ANSWERED, url, "answered"], capture_output=True, text=True, check=False

@@ -55,7 +55,7 @@ class TestRedisStoreOfThatUser(StoreConformance):
 
 
 def use(store, other):
-    """What one does with a store, and with a second one whose numbers are others."""
+    """Use everything of a store, and of a second one with other numbers."""
     gate = Gate(GCRA("10/d"), name="gate", store=store)
     assert gate.check("k")
     assert Gate(GCRA("20/d", burst=10), name="gate", store=other).check("k").current == 3
@@ -95,7 +95,7 @@ def test_a_survey_without_a_right_is_not_one_of_an_idle_store(missing, server, u
     store.close()
 
 
-def test_keys_of_others_are_out_of_reach(url):
+def test_keys_of_other_programs_are_out_of_reach(url):
     store = RedisStore.from_url(url(), prefix="other")
     with pytest.raises(StoreUnavailableError, match=r"permission|ACL"):
         Gate(GCRA("10/d"), name="gate", store=store).check()
@@ -115,13 +115,13 @@ def in_clusters():
     """Makes the user on each server of a cluster; the arguments that log it in."""
     servers = shared_cluster().servers
 
-    def tell(*command):
+    def run_on_all(*command):
         for server in servers:
             with server.client() as client:
                 client.execute_command(*command)
 
     def log_in(line):
-        tell(*line.split())
+        run_on_all(*line.split())
         return {
             "host": "127.0.0.1",
             "port": servers[0].port,
@@ -130,10 +130,10 @@ def in_clusters():
         }
 
     yield log_in
-    tell("ACL", "DELUSER", "shapekit")
+    run_on_all("ACL", "DELUSER", "shapekit")
 
 
-def test_in_a_cluster_the_client_has_to_know_who_has_what(in_clusters):
+def test_a_client_of_a_cluster_needs_the_right_to_read_its_map(in_clusters):
     client = RedisCluster(**in_clusters(f"{LINE} {IN_CLUSTERS}"))
     prefix = f"shapekit:{next(_fresh)}"
     use(RedisStore(client, prefix=prefix), RedisStore(client, prefix=prefix))
@@ -143,7 +143,7 @@ def test_in_a_cluster_the_client_has_to_know_who_has_what(in_clusters):
 
 
 @pytest.mark.anyio
-async def test_so_has_the_asynchronous_one(in_clusters):
+async def test_an_asynchronous_client_of_a_cluster_works_with_these_rights(in_clusters):
     client = AsyncRedisCluster(**in_clusters(f"{LINE} {IN_CLUSTERS}"))
     store = RedisStore(aclient=client, prefix=f"shapekit:{next(_fresh)}")
     gate = Gate(GCRA("10/d"), name="gate", store=store)

@@ -1,4 +1,4 @@
-"""Asynchronous callers who ask the same in a row are one run on Redis, and none can tell from its answer."""
+"""Asynchronous callers with the same call in a row are one run on Redis, with the answers of single calls."""
 
 import asyncio
 from contextlib import aclosing
@@ -57,7 +57,7 @@ class Keeping(MemoryStore):
 
 
 class Stores:
-    """One program on three stores: in memory and on Redis one by one, and on Redis all who come at once."""
+    """One program on three stores: in memory and on Redis one by one, and on Redis all that come at once."""
 
     def __init__(self, program, *, apart=False):
         self.program = program
@@ -69,7 +69,7 @@ class Stores:
             for _ in range(2)
         ]
 
-    async def tell(self, calls):
+    async def answers_to(self, calls):
         """The answers to calls that come at one instant."""
         expected, single, shared = [
             [store.bind("n", self.program, operation)(self.key, *args) for operation, args in calls]
@@ -138,13 +138,13 @@ def follow_ups(kinds, taken, pick):
 
 @settings(max_examples=50)
 @given(st.sampled_from(sorted(QUEUES)), stories)
-def test_each_who_reserves_is_told_what_it_would_be_alone(kind, story):
+def test_each_reserve_in_a_run_gets_the_answer_that_it_would_get_alone(kind, story):
     async def main():
         taken = []
         async with aclosing(Stores(QUEUES[kind])) as stores:
             for step, before, pick, crowd, is_amid in story:
                 stores.clock.move(step, 0)
-                asked = [
+                reserves = [
                     (RESERVE, ((min(cost, stores.program.max_cost), wait, next(_fresh)),))
                     for times, cost, wait in crowd
                     for _ in range(times)
@@ -152,22 +152,22 @@ def test_each_who_reserves_is_told_what_it_would_be_alone(kind, story):
                 others = list(
                     follow_ups([one for one in before if one not in {"refund", "debit"}], taken, pick)
                 )
-                place = pick % len(asked) if is_amid else 0
-                calls = [*asked[:place], *others, *asked[place:]]
-                answers = await stores.tell(calls)
+                place = pick % len(reserves) if is_amid else 0
+                calls = [*reserves[:place], *others, *reserves[place:]]
+                answers = await stores.answers_to(calls)
                 taken += [
                     Grant(*answer)
                     for (operation, _), answer in zip(calls, answers, strict=True)
                     if operation is RESERVE and answer[0]
                 ]
-            await stores.tell([(LOOK, ())])
+            await stores.answers_to([(LOOK, ())])
 
     asyncio.run(main())
 
 
 @settings(max_examples=50)
 @given(st.sampled_from(sorted(GATES)).map(GATES.get) | limits.map(ledgered) | limits, stories, st.booleans())
-def test_each_who_checks_is_told_what_it_would_be_alone(gate, story, is_apart):
+def test_each_check_in_a_run_gets_the_answer_that_it_would_get_alone(gate, story, is_apart):
     async def main():
         apart = is_apart and isinstance(gate, Composite)
         charged = []
@@ -175,14 +175,14 @@ def test_each_who_checks_is_told_what_it_would_be_alone(gate, story, is_apart):
             for step, before, pick, crowd, is_amid in story:
                 stores.clock.move(step, 0)
                 most = stores.program.max_cost
-                asked = [(CHECK, (min(cost, most),)) for times, cost, _ in crowd for _ in range(times)]
+                checks = [(CHECK, (min(cost, most),)) for times, cost, _ in crowd for _ in range(times)]
                 others = [(DEBIT, (1, None)) for one in before if one == "debit"]
                 if charged:
                     receipt = charged[pick % len(charged)]
                     others += [(REFUND, (1, receipt)) for one in before if one in {"refund", "cancel"}]
-                place = pick % len(asked) if is_amid else 0
-                calls = [*asked[:place], *others, *asked[place:]]
-                answers = await stores.tell(calls)
+                place = pick % len(checks) if is_amid else 0
+                calls = [*checks[:place], *others, *checks[place:]]
+                answers = await stores.answers_to(calls)
                 charged += [
                     answer.receipt
                     for (operation, _), answer in zip(calls, answers, strict=True)
@@ -192,90 +192,92 @@ def test_each_who_checks_is_told_what_it_would_be_alone(gate, story, is_apart):
     asyncio.run(main())
 
 
-async def _nothing(tell, move):
+async def _nothing(answers_to, move):
     """A cold key."""
 
 
-async def _waiting(tell, move):
-    await tell([(RESERVE, ((1, None, 7),))] * 5)
+async def _waiting(answers_to, move):
+    await answers_to([(RESERVE, ((1, None, 7),))] * 5)
 
 
-async def _held(tell, move):
-    await tell([(HOLD, (SECOND_US, 7))])
+async def _held(answers_to, move):
+    await answers_to([(HOLD, (SECOND_US, 7))])
 
 
-async def _held_once(tell, move):
-    await tell([(HOLD, (SECOND_US, 7))])
+async def _held_once(answers_to, move):
+    await answers_to([(HOLD, (SECOND_US, 7))])
     move(2 * SECOND_US, 0)
 
 
-async def _marked(tell, move):
-    await tell([(MARK, (SECOND_US, 7))])
+async def _marked(answers_to, move):
+    await answers_to([(MARK, (SECOND_US, 7))])
 
 
-async def _given_back_at_the_end(tell, move):
-    taken = await tell([(RESERVE, ((1, None, 7),))] * 5)
-    await tell([(CANCEL, (Grant(*taken[-1]),))])
+async def _given_back_at_the_end(answers_to, move):
+    taken = await answers_to([(RESERVE, ((1, None, 7),))] * 5)
+    await answers_to([(CANCEL, (Grant(*taken[-1]),))])
 
 
-async def _given_back_in_the_middle(tell, move):
-    taken = await tell([(RESERVE, ((1, None, 7),))] * 5)
-    await tell([(CANCEL, (Grant(*taken[2]),))])
+async def _given_back_in_the_middle(answers_to, move):
+    taken = await answers_to([(RESERVE, ((1, None, 7),))] * 5)
+    await answers_to([(CANCEL, (Grant(*taken[2]),))])
 
 
 PLAYED = [_nothing, _waiting, _held, _held_once, _marked, _given_back_at_the_end]
 
 
 @pytest.mark.parametrize("before", [*PLAYED, _given_back_in_the_middle])
-def test_a_plain_line_is_asked_once_for_all_of_a_run(monkeypatch, before):
-    """Also one that was held; only where something was given back in the middle each is decided there."""
-    told = _count_played(monkeypatch, LeakyQueue)
+def test_a_plain_queue_decides_a_run_in_one_step(monkeypatch, before):
+    """Also one with a hold; only where a slot in the middle was given back is each call decided by itself."""
+    played = _count_played(monkeypatch, LeakyQueue)
 
     async def main():
         async with aclosing(Stores(QUEUES["even"])) as stores:
-            await before(stores.tell, stores.clock.move)
-            told.clear()
-            waited = [answer[1] for answer in await stores.tell([(RESERVE, ((1, None, 7),))] * 9)]
-            await stores.tell([(RESERVE, ((1, waited[-1] + 350_000, 7),))] * 9)
-            await stores.tell([(RESERVE, ((1, 0, 7),))] * 9)
+            await before(stores.answers_to, stores.clock.move)
+            played.clear()
+            waited = [answer[1] for answer in await stores.answers_to([(RESERVE, ((1, None, 7),))] * 9)]
+            await stores.answers_to([(RESERVE, ((1, waited[-1] + 350_000, 7),))] * 9)
+            await stores.answers_to([(RESERVE, ((1, 0, 7),))] * 9)
 
     asyncio.run(main())
-    assert len(told) == (3 if before in PLAYED else 2)
+    assert len(played) == (3 if before in PLAYED else 2)
 
 
-def test_a_plain_gate_is_asked_once_for_all_of_a_run_also_when_it_is_full(monkeypatch):
-    told = _count_played(monkeypatch, Ledger)
+def test_a_plain_gate_decides_a_run_in_one_step_also_when_it_is_full(monkeypatch):
+    played = _count_played(monkeypatch, Ledger)
 
     async def main():
         async with aclosing(Stores(GATES["gcra"])) as stores:
-            return [answer.allowed for _ in range(3) for answer in await stores.tell([(CHECK, (1,))] * 9)]
+            return [
+                answer.allowed for _ in range(3) for answer in await stores.answers_to([(CHECK, (1,))] * 9)
+            ]
 
     assert asyncio.run(main()) == [True] * 20 + [False] * 7
-    assert len(told) == 3
+    assert len(played) == 3
 
 
 def _count_played(monkeypatch, program):
-    told, before_run = [], program.before_run
+    played, before_run = [], program.before_run
 
     def counted(self, sent):
-        told.append(sent)
+        played.append(sent)
         return before_run(self, sent)
 
     monkeypatch.setattr(program, "before_run", counted)
-    return told
+    return played
 
 
-def test_those_who_ask_for_other_things_are_runs_of_their_own():
+def test_calls_of_other_costs_are_runs_of_their_own():
     async def main():
         async with aclosing(Stores(QUEUES["hours"])) as stores:
             costs = [1, 1, 2, 1, 1, 1]
-            answers = await stores.tell([(RESERVE, ((cost, None, 7),)) for cost in costs])
+            answers = await stores.answers_to([(RESERVE, ((cost, None, 7),)) for cost in costs])
         return [answer[1] // (3_600 * SECOND_US) for answer in answers]
 
     assert asyncio.run(main()) == [0, 0, 2, 3, 4, 5]
 
 
-def test_who_went_away_while_a_run_was_under_way_gives_back_its_own_slot_alone():
+def test_a_caller_cancelled_during_a_run_gives_back_its_own_slot_alone():
     async def main():
         async with aclosing(Stores(QUEUES["hours"])) as stores:
             reserve = stores.shared.abind("n", stores.program, RESERVE)

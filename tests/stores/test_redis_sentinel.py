@@ -54,7 +54,7 @@ class Watched:
         wait_until(self.is_well)
 
     def swap(self):
-        """Let the two change places as a Sentinel does, who would also cut connections; the new master."""
+        """Let the two change places as a Sentinel does, which would also cut connections; the new master."""
         old = self.master
         new = next(server for server in self.servers if server is not old)
         with self.sentinel.client() as client:
@@ -68,7 +68,7 @@ class Watched:
         return new
 
     def watch(self, master):
-        """Tell the Sentinel who is the master."""
+        """Set the master that the Sentinel watches."""
         with self.sentinel.client() as client:
             if client.sentinel_masters():
                 client.sentinel_remove("main")
@@ -95,8 +95,8 @@ class Watched:
 
     def _role(self, server):
         with server.client() as client:
-            told = client.info("replication")
-        return told["role"], told.get("master_link_status")
+            info = client.info("replication")
+        return info["role"], info.get("master_link_status")
 
     def in_step(self):
         """Wait until the replica has all that the master has."""
@@ -193,7 +193,7 @@ async def _served(gate):
 
 
 @pytest.mark.anyio
-async def test_what_a_demoted_master_replies_is_no_decision(watched, name, anyio_backend):
+async def test_a_reply_of_a_demoted_master_is_no_decision(watched, name, anyio_backend):
     """It refuses to write: the call goes on to the new master, once the Sentinel knows it."""
     async with store_on(watched, anyio_backend) as store:
         gate = Gate(GCRA("1/h", 6), name=name, store=store)
@@ -211,7 +211,7 @@ async def test_what_a_demoted_master_replies_is_no_decision(watched, name, anyio
         assert gate.check().current == 4
         wait_until(watched.is_well)
         watched.in_step()
-        # This time the Sentinel knows it before the callers do, whose connections stay.
+        # This time the Sentinel knows the new master before the callers do, whose connections stay.
         watched.watch(watched.swap())
         assert (await gate.acheck()).current == 5
         assert gate.check().current == 6

@@ -84,7 +84,7 @@ def test_raise_and_closed_admit_nothing_and_never_more_than_the_limit(mode):
     assert missed <= 10 * (first_back - BEFORE_S) + 1
 
 
-def test_open_admits_whatever_arrives():
+def test_open_admits_every_call():
     _, crew = play(GCRA("10/s", burst=10), "open", 2)
     for worker in crew:
         assert len(worker.meanwhile) == 50 * round(worker.outage_s / STEP_S)
@@ -145,8 +145,8 @@ def test_a_worker_alone_gets_its_share_and_no_more():
 
 @pytest.mark.parametrize("mode", ["raise", "open", "closed", "local"])
 @pytest.mark.parametrize("back_after_s", [1.0, 6.0])
-def test_promised_slots_are_kept_and_come_on_top(mode, back_after_s, anyio_backend):
-    """Twenty wait for two seconds when the store is lost; two workers go on at half the rate each."""
+def test_granted_slots_are_kept_and_come_on_top(mode, back_after_s, anyio_backend):
+    """Twenty calls wait for two seconds when the store is lost; two workers go on at half the rate each."""
     clock = ManualClock(1_000.0, autojump=True)
     host = Host(clock)
     shapers = [Shaper("10/s", store=host.worker(mode), name="shaper") for _ in range(2)]

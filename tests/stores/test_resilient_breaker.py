@@ -1,4 +1,4 @@
-"""The breaker: nobody asks a lost store but one prober at a time, later and later, and it says so once."""
+"""The breaker: only one prober at a time calls a lost store, less and less often; a loss is logged once."""
 
 import logging
 import random
@@ -23,7 +23,7 @@ PATIENCE_US = 500_000
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Callers who come, fail, are answered, are interrupted or never return, against a plain model."""
+    """Callers that come, fail, are answered, are interrupted or never return, against a plain model."""
 
     def __init__(self):
         super().__init__()
@@ -31,9 +31,9 @@ class BreakerMachine(RuleBasedStateMachine):
         self.jitter = 0.0
         self.breaker = Breaker(self.clock, lambda: "it", PATIENCE_US)
         self.breaker._jitter = lambda: self.jitter
-        self.said = []
+        self.messages = []
         self.handler = logging.Handler()
-        self.handler.emit = lambda record: self.said.append(record.getMessage())
+        self.handler.emit = lambda record: self.messages.append(record.getMessage())
         logging.getLogger("shapekit.store").addHandler(self.handler)
         logging.getLogger("shapekit.store").propagate = False
         self.under_way = []
@@ -100,10 +100,10 @@ class BreakerMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
 
     @invariant()
-    def it_is_what_the_model_says(self):
+    def it_is_as_in_the_model(self):
         assert self.breaker.is_open == self.is_open
-        assert len(self.said) == self.switches
-        assert [("lost" in text, "back" in text) for text in self.said] == [
+        assert len(self.messages) == self.switches
+        assert [("lost" in text, "back" in text) for text in self.messages] == [
             (n % 2 == 0, n % 2 == 1) for n in range(self.switches)
         ]
 
@@ -174,7 +174,7 @@ def test_exactly_one_of_many_threads_probes_and_the_others_do_not_wait_for_it():
     gate.check()
     assert (store.is_lost, host.faulty.calls) == (True, 1)
     host.faulty.down = False
-    host.faulty.slow = 3_600  # on a clock that nobody moves: the probe hangs until the store is mended
+    host.faulty.slow = 3_600  # on a clock that stands still: the probe hangs until the store is mended
     host.clock.advance(1)
     together = threading.Barrier(8)
     answered = threading.Semaphore(0)
@@ -206,7 +206,7 @@ def test_exactly_one_of_many_threads_probes_and_the_others_do_not_wait_for_it():
 
 
 @pytest.mark.parametrize("mode", ["open", "closed", "local"])
-def test_a_lost_store_is_left_alone_for_the_back_off_and_then_asked_less_and_less(mode):
+def test_a_lost_store_is_probed_after_the_back_off_and_then_less_and_less(mode):
     host = Host()
     gate = Gate(GCRA("10/s"), store=host.worker(mode), name="gate")
     host.faulty.down = True
@@ -235,7 +235,7 @@ def test_workers_do_not_probe_in_step():
     assert len({store._whole.breaker.probe_in_us() for store in stores}) == 8
 
 
-def test_it_says_once_that_the_store_is_lost_and_once_that_it_is_back(caplog):
+def test_a_loss_and_a_return_of_the_store_are_logged_once_each(caplog):
     host = Host()
     store = host.worker("open")
     gate = Gate(GCRA("10/s"), store=store, name="gate")

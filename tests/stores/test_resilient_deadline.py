@@ -81,7 +81,7 @@ def test_a_hanging_call_is_given_up_in_time_and_its_thread_ends_with_it():
     assert gone(mine[0])
 
 
-def test_threads_end_when_nobody_needs_them(monkeypatch):
+def test_threads_end_when_no_call_needs_them(monkeypatch):
     monkeypatch.setattr(module, "_IDLE_S", 0.01)
     deadline = Deadline(round(PATIENCE_S * 1e6))
     worker = deadline.call(threading.current_thread)
@@ -164,7 +164,7 @@ def test_a_primary_that_hangs_is_given_up_within_the_timeout():
     host = Host()
     store = host.worker("open", timeout=QUICK_S)
     gate = Gate(GCRA("10/s"), store=store, name="gate")
-    host.faulty.slow = 3_600  # on a clock that nobody moves
+    host.faulty.slow = 3_600  # on a clock that stands still
     began = time.monotonic()
     assert gate.check().allowed
     assert QUICK_S <= time.monotonic() - began < PATIENCE_S
@@ -241,7 +241,7 @@ async def test_a_cancelled_caller_is_no_outage_and_a_cancelled_probe_is_made_aga
     assert (store.is_lost, host.faulty.calls) == (False, calls + 1)
 
 
-def test_an_instant_store_is_asked_on_the_callers_own_thread():
+def test_an_instant_store_is_called_on_the_callers_own_thread():
     store = ResilientStore(MemoryStore())
     gate = Gate(GCRA("10/s"), store=store, name="gate")
     before = threads()
@@ -250,5 +250,5 @@ def test_an_instant_store_is_asked_on_the_callers_own_thread():
     assert store.instant
 
 
-def test_a_faulty_store_is_not_instant_and_neither_is_what_asks_it():
+def test_a_faulty_store_is_not_instant_and_neither_is_a_store_that_wraps_it():
     assert not ResilientStore(FaultyStore(MemoryStore())).instant

@@ -1,4 +1,4 @@
-"""How a ResilientStore begins, ends and is looked at, and the waiters whom its store leaves."""
+"""How a ResilientStore begins and ends, what it shows, and calls that wait while it is lost."""
 
 import threading
 from contextlib import suppress
@@ -77,7 +77,7 @@ def test_a_share_too_small_is_refused_at_the_start(host, refused):
     refused(lambda: Shaper("10/s", gates=(Quota("10/day"),), store=store, name="shaper"), "share")
 
 
-def test_a_waiter_whom_the_store_leaves_keeps_its_time():
+def test_a_waiting_thread_keeps_its_slot_when_the_store_is_lost():
     for mode in MODES:
         clock = ManualClock(1_000.0, autojump=True)
         host = Host(clock)
@@ -91,7 +91,7 @@ def test_a_waiter_whom_the_store_leaves_keeps_its_time():
 
 @pytest.fixture(params=MODES)
 def in_a_hurry(request):
-    """A host on which whoever asks is late, a shaper that has lost it, and a slot a minute ahead."""
+    """A host where every call comes late, a shaper that has lost it, and a slot a minute ahead."""
     host = Host(ManualClock(1_000.0, autojump=True))
     shaper = Shaper("1/min", store=host.worker(request.param), name="shaper")
     shaper.reserve()
@@ -104,7 +104,7 @@ def in_a_hurry(request):
     return host, shaper, slot
 
 
-def test_a_waiter_who_is_about_to_leave_is_no_probe(in_a_hurry):
+def test_a_thread_that_is_about_to_leave_is_no_probe(in_a_hurry):
     host, shaper, slot = in_a_hurry
     calls = host.faulty.calls
     run(shaper.core.leave, slot)
@@ -120,7 +120,7 @@ async def test_a_task_that_is_about_to_leave_is_no_probe(in_a_hurry):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tasks_whom_the_store_leaves_keep_their_time(mode, anyio_backend):
+def test_waiting_tasks_keep_their_slots_when_the_store_is_lost(mode, anyio_backend):
     clock = ManualClock(1_000.0, autojump=True)
     host = Host(clock)
     shaper = Shaper("1/s", store=host.worker(mode), name="shaper")
@@ -228,7 +228,7 @@ def test_its_threads_end_with_it(host, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_it_is_what_its_primary_is(host):
+def test_it_has_the_properties_of_its_primary(host):
     store = host.worker("open")
     assert (store.clock, store.shared, store.clock_decides) == (host.clock, False, True)
     assert repr(store) == "ResilientStore(FaultyStore(MemoryStore(0 keys)), on_outage='open')"

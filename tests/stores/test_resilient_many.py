@@ -9,7 +9,7 @@ from shapekit.errors import StoreUnavailableError
 from shapekit.testing import FaultyStore
 from shapekit.testing.timelines import queue
 
-ASKED = ((1, None, 5), (3, None, 6), (1, 0, 7))
+CALLS = ((1, None, 5), (3, None, 6), (1, 0, 7))
 FURTHER = (4, 10_000_000, 8)
 
 
@@ -24,39 +24,39 @@ class Bench:
         return self.store.bind("name", self.queue, operation)("key", *args)
 
 
-def test_open_gives_all_who_ask_a_slot_at_once_and_nothing_further():
+def test_open_gives_every_call_a_slot_at_once_and_none_further():
     bench = Bench("open")
     bench.inner.down = True
-    standing, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
+    standing, granted = bench.ask(RESERVE_MANY, CALLS, FURTHER)
     assert standing == (-1, 0, 0, bench.clock.now_us(), 0)
     assert [one[:2] for one in granted] == [(True, 0)] * 3
     assert bench.ask(CANCEL_MANY, tuple(Grant(*one) for one in granted)) == 0
 
 
-def test_closed_refuses_all_who_ask_and_gives_nothing_further():
+def test_closed_refuses_every_call_and_gives_no_further_slots():
     bench = Bench("closed")
     bench.inner.down = True
-    _, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
+    _, granted = bench.ask(RESERVE_MANY, CALLS, FURTHER)
     assert [one[0] for one in granted] == [False] * 3
-    assert {one[1] for one in granted} == {bench.ask(RESERVE, ASKED[0])[1]}
+    assert {one[1] for one in granted} == {bench.ask(RESERVE, CALLS[0])[1]}
 
 
 def test_raise_raises():
     bench = Bench("raise")
     bench.inner.down = True
     with pytest.raises(StoreUnavailableError):
-        bench.ask(RESERVE_MANY, ASKED, FURTHER)
+        bench.ask(RESERVE_MANY, CALLS, FURTHER)
 
 
 def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
-    """Half of the gate admits one unit at once: three are too much for it, and nobody behind is kept."""
+    """Half of the gate admits one unit at once: three are too much for it; later calls still get slots."""
     options = {"on_outage": "local", "share": 1 / 2}
     bench = Bench(options.pop("on_outage"), **options)
     bench.inner.down = True
-    standing, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
+    standing, granted = bench.ask(RESERVE_MANY, CALLS, FURTHER)
     one_by_one = Bench("local", share=1 / 2)
     one_by_one.inner.down = True
-    expected = [one_by_one.ask(RESERVE, asked) for asked in ASKED]
+    expected = [one_by_one.ask(RESERVE, call) for call in CALLS]
     assert [one[:6] for one in granted[:3]] == [one[:6] for one in expected]
     assert len(granted) == 3 + FURTHER[0]
     assert standing[0] == granted[0][6] < -1
@@ -79,9 +79,9 @@ def test_slots_go_back_where_they_were_taken():
 
 
 @pytest.mark.parametrize("mode", ["open", "closed"])
-def test_several_keys_are_answered_each(mode):
+def test_each_of_several_keys_gets_its_own_answer(mode):
     bench = Bench(mode)
     bench.inner.down = True
     many = bench.store.bind_many("name", bench.queue, RESERVE_MANY)
-    one, other = many(["one", "other"], (ASKED, FURTHER))
+    one, other = many(["one", "other"], (CALLS, FURTHER))
     assert [granted[:2] for granted in one[1]] == [granted[:2] for granted in other[1]]

@@ -47,7 +47,7 @@ def test_open_admits_everything_and_remembers_nothing(host, strategy):
 
 
 @pytest.mark.parametrize("strategy", [Quota(100, "day"), any_of(day=Quota(100, "day"), burst=GCRA("10/s"))])
-def test_open_admits_what_only_a_limit_that_is_set_allows(host, strategy):
+def test_open_admits_costs_that_only_an_override_allows(host, strategy):
     policy = Policy(gates=(strategy,), store=host.worker("open"), name="policy")
     gate = Gate(strategy, store=host.worker("open"), name="gate")
     policy.configure(state="off")
@@ -143,7 +143,7 @@ def test_raise_raises_and_gives_back_nothing(host):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.anyio
-async def test_tasks_are_answered_as_threads_are(mode):
+async def test_tasks_get_the_same_answers_as_threads(mode):
     def answers(call):
         host = Host()
         store = host.worker(mode)
@@ -152,7 +152,7 @@ async def test_tasks_are_answered_as_threads_are(mode):
         shaper = Shaper("10/s", store=store, name="shaper")
         return host, gate, shaper
 
-    def told(error):
+    def text_of(error):
         return type(error), str(error)
 
     host, gate, shaper = answers(None)
@@ -177,11 +177,11 @@ async def test_tasks_are_answered_as_threads_are(mode):
             try:
                 sync.append(call())
             except (StoreUnavailableError, RateLimitedError) as error:
-                sync.append(told(error))
+                sync.append(text_of(error))
             try:
                 tasks.append(await acall())
             except (StoreUnavailableError, RateLimitedError) as error:
-                tasks.append(told(error))
+                tasks.append(text_of(error))
     assert sync == tasks
     assert host.faulty.calls == ahost.faulty.calls
 
@@ -203,7 +203,7 @@ def test_local_shapers_delay_at_their_share(host):
     shaper = Shaper("10/s; 30/min", burst=4, store=host.worker("local", share=0.5), name="shaper")
     host.faulty.down = True
     assert [shaper.reserve().delay for _ in range(5)] == [0.0, 0.0, 0.2, 0.4, 0.6]
-    # A forecast goes on from those who wait, at the rate of the shaper: 0.8 would be right.
+    # A forecast continues after the waiting calls, at the rate of the shaper: 0.8 would be right.
     assert 0.6 <= shaper.forecast().first_in <= 0.8
     delays = [shaper.reserve().delay for _ in range(11)]
     assert delays[-2:] == [2.6, 60.0]

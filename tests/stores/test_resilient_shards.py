@@ -19,7 +19,7 @@ WAYS = {
 
 
 class Sharded(FaultyStore):
-    """A store whose keys lie on servers by their names, as a cluster's do; each server can be down."""
+    """A store whose keys lie on servers by their names, as on a cluster; each server can be down."""
 
     sharded = True
 
@@ -85,7 +85,7 @@ def ask(request, store):
     return ask
 
 
-def test_each_is_lost_and_found_by_itself(store, cluster, clock, ask):
+def test_each_server_is_lost_and_found_by_itself(store, cluster, clock, ask):
     cluster.gone.add("a")
     ask("one")
     assert store.is_lost
@@ -99,8 +99,8 @@ def test_each_is_lost_and_found_by_itself(store, cluster, clock, ask):
     assert not store.is_lost
 
 
-def test_one_that_was_replaced_is_lost_no_more(store, cluster, ask, caplog):
-    """Who reads the map again need not have been a probe: nobody would ever ask for the old one again."""
+def test_a_server_that_was_replaced_is_no_longer_lost(store, cluster, ask, caplog):
+    """The new map may be read without any probe; but no call would ever go to the old server again."""
     caplog.set_level(logging.WARNING, "shapekit.store")
     cluster.gone.add("a")
     ask("one")
@@ -111,7 +111,7 @@ def test_one_that_was_replaced_is_lost_no_more(store, cluster, ask, caplog):
     assert [record.msg.split()[0] for record in caplog.records] == ["lost", "%s"]
 
 
-def test_a_call_forgives_the_replaced_as_well(store, cluster, ask, caplog):
+def test_a_call_notices_replaced_servers_too(store, cluster, ask, caplog):
     caplog.set_level(logging.WARNING, "shapekit.store")
     cluster.gone.add("a")
     ask("one")
@@ -120,7 +120,7 @@ def test_a_call_forgives_the_replaced_as_well(store, cluster, ask, caplog):
     assert len(caplog.records) == 2
 
 
-def test_one_whose_keys_nobody_knows_the_server_of_stays_lost(store, cluster, clock, ask):
+def test_a_server_stays_lost_while_the_server_of_its_keys_is_unknown(store, cluster, clock, ask):
     cluster.gone.add("a")
     ask("one")
     cluster.servers["one"] = None

@@ -1,7 +1,7 @@
 """What was taken on one side is moved on that side, or not at all.
 
 Against a model of two plain stores, one for each side: after every step of a story of outages, lost
-replies and returns, both sides hold just what the model says. Few nonces, so that both sides have
+replies and returns, both sides hold just what the model holds. Few nonces, so that both sides have
 generations of the same number.
 """
 
@@ -92,7 +92,7 @@ class Twin:
 
 
 def states(store):
-    # A shelf is made by binding, also where nothing is stored; sweeping depends on how often it is asked.
+    # A table is made by binding, also where nothing is stored; sweeping depends on the number of calls.
     return {
         (name, table.program): (dict(table.states), dict(table.ends))
         for name, table in store._records.tables()
@@ -161,8 +161,8 @@ def test_slots_are_moved_where_they_were_taken(queue, steps):
                 assert not touched
                 assert answer == twin.plain("local", operation, *model_args)
             else:
-                told = twin.plain("primary", operation, *model_args) if touched else False
-                assert answer == (told if believed else False)
+                expected = twin.plain("primary", operation, *model_args) if touched else False
+                assert answer == (expected if believed else False)
         twin.check()
 
 
@@ -179,11 +179,11 @@ def test_charges_are_given_back_where_they_were_made(strategy, steps):
     for fault, seconds, act, number, pick in steps:
         meddle(twin, fault, seconds)
         if act == "take":
-            asked = (CHECK, min(number, twin.part.max_cost))
-            answer, modelled, side = twin.ask(*asked)
+            call = (CHECK, min(number, twin.part.max_cost))
+            answer, modelled, side = twin.ask(*call)
             assert bare(answer) == bare(modelled)
             if answer:
-                charges.append((side, asked[1], answer.receipt, modelled.receipt))
+                charges.append((side, call[1], answer.receipt, modelled.receipt))
         elif act == "back" and charges:
             side, cost, given, plain = charges[pick % len(charges)]
             answer, touched, believed = twin.call(REFUND, min(cost, number), given)
@@ -197,8 +197,8 @@ def test_charges_are_given_back_where_they_were_made(strategy, steps):
         elif act == SETTLE and charges:
             _, _, given, plain = charges[pick % len(charges)]
             answer, touched, believed = twin.call(DEBIT, number, given)
-            told = twin.plain("primary", DEBIT, number, plain) if touched else None
-            modelled = told if believed else twin.plain("local", DEBIT, number, plain)
+            expected = twin.plain("primary", DEBIT, number, plain) if touched else None
+            modelled = expected if believed else twin.plain("local", DEBIT, number, plain)
             assert bare(answer) == bare(modelled)
         else:
             answer, modelled, _ = twin.ask(PEEK)
@@ -230,7 +230,7 @@ def test_a_slot_of_another_process_moves_nothing_here(mode):
 
 
 def test_a_local_slot_moves_nothing_on_a_plain_store_either():
-    """The grant goes to a process that asks the store itself."""
+    """The grant goes to a process that uses the store itself."""
     host = Host()
     shaper = Shaper("1/s", store=host.worker("local"), name="shaper")
     plain = Shaper("1/s", store=host.faulty, name="shaper")
@@ -283,7 +283,7 @@ def test_a_policy_settles_across_the_switch_in_both_directions(mode):
 @pytest.mark.parametrize(
     "strategy", [FixedWindow("10/day"), Quota("10/day"), all_of(a=FixedWindow("10/day"), b=Quota("10/day"))]
 )
-def test_what_was_charged_nowhere_gives_back_nothing(strategy):
+def test_a_decision_that_charged_neither_side_gives_back_nothing(strategy):
     host = Host()
     gate = Gate(strategy, store=host.worker("open"), name="gate")
     gate.check()
@@ -304,7 +304,7 @@ def test_a_lost_reply_costs_one_slot_and_never_two():
     assert shaper.reserve().delay == 0.75
 
 
-def test_the_same_number_of_a_generation_on_both_sides_is_told_apart():
+def test_generations_of_the_same_number_on_both_sides_are_distinguished():
     """The reply is lost: both sides have given a slot for one and the same question."""
     queue = LeakyQueue(parse_rates("1/s"), 1, "smooth", ())
     host = Host(ManualClock(1_000.0))

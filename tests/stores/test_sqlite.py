@@ -1,4 +1,4 @@
-"""SQLiteStore: one truth in one file, whoever opens it."""
+"""SQLiteStore: one truth in one file, for all processes that open it."""
 
 import gc
 import sqlite3
@@ -96,7 +96,7 @@ def test_any_text_is_a_key_and_a_name(stores, key):
     assert gate.check(key)
 
 
-def test_a_changed_rate_goes_on_at_the_old_tail(stores):
+def test_a_changed_rate_continues_at_the_old_tail(stores):
     # Thirds of a microsecond in one, whole ones in the other: no state can be taken as it is.
     slow = Shaper("3 per 3 s", name="api", store=stores[0])
     odd = Shaper("3/s", name="api", store=stores[1])
@@ -129,8 +129,8 @@ def test_parts_with_keys_of_their_own_share_what_has_the_same_key(stores, clock)
 def test_one_name_is_not_for_two_kinds(stores):
     store, other = stores
     gate = Gate(GCRA("1/day", burst=1), name="api", store=store)
-    told = r"'api' already holds a gcra, and this is a token_bucket; use another name, or reset its keys"
-    with pytest.raises(ConfigError, match=told):
+    message = r"'api' already holds a gcra, and this is a token_bucket; use another name, or reset its keys"
+    with pytest.raises(ConfigError, match=message):
         Gate(TokenBucket("1/day"), name="api", store=store)
     assert gate.check()
     stranger = Gate(TokenBucket("1/day"), name="api", store=other)
@@ -147,7 +147,7 @@ def test_a_name_is_free_for_another_kind_when_nothing_lives_under_it(stores, clo
     clock.advance(1)
     bucket = Gate(TokenBucket("1/day", 1), name="api", store=stores[1])
     assert bucket.check("new")
-    # Whoever used the name before finds out at the latest when it meets the other's state.
+    # The earlier user of the name finds out at the latest when it meets the other's state.
     with pytest.raises(ConfigError, match="cannot continue the state of a token_bucket"):
         gate.check("new")
     assert not bucket.check("new")
@@ -158,13 +158,13 @@ def test_a_mistake_leaves_the_store_as_it_was(stores):
     here = Gate(strategy, name="here", store=stores[0])
     with pytest.raises(ConfigError, match="is not of these 2 parts"):
         stores[0].bind("here", strategy, REFUND)("key", 1, (1, 2, 3))
-    # The name was rolled back with the rest; whoever comes first now has its place in the file.
+    # The name was rolled back with the rest; the next name now has its place in the file.
     assert Gate(strategy, name="there", store=stores[1]).check("key")
     assert here.check("key")
     assert sorted(stores[0].keys()) == ["here:key", "there:key"]
 
 
-def test_of_many_keys_all_are_decided_or_none(stores):
+def test_many_keys_are_decided_all_or_none(stores):
     store, other = stores
     gate = Gate(GCRA("1/day", burst=1), name="api", store=store)
     assert gate.check("damaged")
@@ -281,7 +281,7 @@ def test_a_swept_store_decides_as_one_that_keeps_everything(calls, burst):
             if noise:
                 shared.check_many([f"noise-{n}" for n in range(20)])
             swept, kept = shared.check(f"key-{key}"), alone.check(f"key-{key}")
-            # Who keeps everything counts on where the other begins anew.
+            # The store that keeps everything goes on counting where the other begins anew.
             assert swept._replace(receipt=None) == kept._replace(receipt=None)
 
 
@@ -299,7 +299,7 @@ def test_the_log_stays_small(path, clock):
 # closing
 
 
-def test_a_closed_store_says_so(path):
+def test_every_call_of_a_closed_store_raises(path):
     store = SQLiteStore(path)
     shaper = Shaper("1/s", name="api", store=store)
     assert shaper.reserve()
@@ -321,7 +321,7 @@ def test_a_store_that_is_let_go_closes_its_file(path):
     assert not Path(f"{path}-wal").exists()
 
 
-def test_it_tells_its_path(path):
+def test_its_repr_has_its_path(path):
     with closing(SQLiteStore(str(path))) as store:
         assert repr(store) == f"SQLiteStore({str(path)!r})"
         assert (store.shared, store.instant, store.clock_decides) == (True, False, True)

@@ -1,4 +1,4 @@
-"""SQLiteStore on event loops: a worker thread does the work, and who is cancelled gets nothing charged."""
+"""SQLiteStore on event loops: a worker thread does the work, and a cancelled call is not charged."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Stopped(ManualClock):
-    """Whoever reads it inside a transaction waits there, while `stopping`, until it may go on."""
+    """A thread that reads it inside a transaction waits there, while `stopping`, until it may go on."""
 
     stopping = False
     ticking = False
@@ -53,7 +53,7 @@ async def until(event):
     assert await anyio.to_thread.run_sync(lambda: event.acquire(timeout=PATIENCE_S))
 
 
-async def test_every_twin_does_as_the_other(store, clock):
+async def test_every_awaitable_twin_does_the_same(store, clock):
     shaper = Shaper("1/s", name="shaper", store=store)
     gate = Gate(GCRA("1/s", burst=3), name="gate", store=store)
     slots = [await shaper.areserve() for _ in range(3)]
@@ -134,9 +134,7 @@ def given_back(monkeypatch):
 
 
 @pytest.mark.parametrize(("taking", "again"), TAKING.values(), ids=TAKING)
-async def test_who_is_cancelled_in_mid_call_gives_back_what_was_taken(
-    store, clock, given_back, taking, again
-):
+async def test_a_call_cancelled_midway_gives_back_what_it_took(store, clock, given_back, taking, again):
     clock.stopping = True
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(taking, store)
@@ -162,7 +160,7 @@ async def test_a_slot_for_now_whose_instant_has_passed_is_given_back_too(store, 
     assert shaper.reserve().delay > 0
 
 
-async def test_who_is_cancelled_before_its_slot_comes_takes_nothing(store, clock):
+async def test_a_call_cancelled_before_it_begins_takes_nothing(store, clock):
     shaper = Shaper("1/day", name="n", store=store)
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -171,7 +169,7 @@ async def test_who_is_cancelled_before_its_slot_comes_takes_nothing(store, clock
 
 
 def test_asyncio_cancels_a_task_whose_call_is_done_already(store, clock, given_back, monkeypatch):
-    # The answer is on its way to the task, and before the task gets to see it somebody cancels it.
+    # The answer is on its way to the task, which is cancelled before it gets to see it.
     shaper = Shaper("1/day", max_wait=0, name="name", store=store)
     answered = threading.Event()
     work = ThreadCall.work
@@ -212,7 +210,7 @@ async def test_a_waiter_that_is_cancelled_gives_its_slot_back(store, clock):
     assert shaper.reserve().delay == 86_400
 
 
-async def test_a_mistake_in_a_worker_is_told(store):
+async def test_an_error_in_a_worker_thread_is_raised(store):
     gate = Gate(GCRA("1/s"), name="n", store=store)
     assert await gate.acheck()
     store.close()
@@ -220,7 +218,7 @@ async def test_a_mistake_in_a_worker_is_told(store):
         await gate.acheck()
 
 
-def test_only_what_was_taken_is_undone():
+def test_only_calls_that_took_something_are_undone():
     limit = GCRA("1/s", burst=2)
     admitted = limit.check(None, 0, 2).decision
     denied = limit.check(limit.check(None, 0, 2).state, 0, 1).decision

@@ -175,7 +175,9 @@ def test_without_a_name_of_the_start_the_processes_agree_too(host, opened):
     ),
     st.booleans(),
 )
-def test_whatever_happens_to_a_host_its_processes_agree_and_time_goes_on(tmp_path_factory, events, named):
+def test_the_processes_of_a_host_agree_and_time_goes_on_whatever_happens_to_it(
+    tmp_path_factory, events, named
+):
     host = Host()
     host.name = "first" if named else ""
     path = tmp_path_factory.mktemp("host") / "limits.db"
@@ -202,7 +204,7 @@ def test_whatever_happens_to_a_host_its_processes_agree_and_time_goes_on(tmp_pat
         store.close()
 
 
-def test_the_real_hands(path, monkeypatch):
+def test_the_real_clocks(path, monkeypatch):
     clock = HostClock()
     assert isinstance(clock, Clock)
     assert clock.boot() == HostClock.boot()

@@ -1,6 +1,6 @@
 """SQLiteStore decides as MemoryStore does: every field of every answer, whatever happens to a key.
 
-`SHAPEKIT_TIMELINES` scales how many timelines are told: more of them at night.
+`SHAPEKIT_TIMELINES` scales how many timelines are played: more of them at night.
 """
 
 import os
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shapekit import MemoryStore
 from shapekit.stores.sqlite import SQLiteStore
 
-from .timelines import Hands, Teller, gate_timelines, queue_timelines
+from .timelines import Hands, Player, gate_timelines, queue_timelines
 
 TIMELINES = int(os.environ.get("SHAPEKIT_TIMELINES", "700")) // 14
 ABOUT = settings(max_examples=TIMELINES, suppress_health_check=list(HealthCheck))
@@ -24,14 +24,14 @@ def check_identity(timeline, reopening=()):
     clock = Hands(timeline.start_us, timeline.skew_us)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "limits.db")
-        memory = Teller(MemoryStore(clock), timeline)
-        sqlite = Teller(SQLiteStore(path, clock=clock), timeline)
+        memory = Player(MemoryStore(clock), timeline)
+        sqlite = Player(SQLiteStore(path, clock=clock), timeline)
         for number, event in enumerate(timeline.events):
             clock.move(event.step_us, event.wall_us)
             if number in reopening:
                 sqlite.store.close()
                 sqlite.store = SQLiteStore(path, clock=clock)
-            assert sqlite.tell(event, number) == memory.tell(event, number), f"event {number}: {event}"
+            assert sqlite.play(event, number) == memory.play(event, number), f"event {number}: {event}"
         with closing(sqlite.store) as store:
             assert sorted(store.keys()) == sorted(memory.store.keys())
 

@@ -34,7 +34,7 @@ KINDS = pytest.mark.parametrize("kind", ONE_OF_EACH)
 
 
 def charging(store, trial, name="api"):
-    """A call on one key, as a program of this kind is asked."""
+    """A call on one key, by the operation that fits this kind of program."""
     operation = ENTER if trial.is_room else RESERVE if trial.is_queue else CHECK
     args = {ENTER: (7, 1, 1), RESERVE: ((1, None, 7),), CHECK: (1,)}[operation]
     ask = store.bind(name, trial.program, operation)
@@ -64,11 +64,11 @@ def test_a_name_that_was_refused_is_free_once_all_its_keys_are_idle(kind, stores
         until_all_are_idle()
         assert later() == charging(MemoryStore(clock), second)()
         until_all_are_idle()
-        # Who has used it before knows the name still.
+        # A store that used the name before still knows it.
         assert before()
 
 
-def test_what_a_later_version_has_left_is_in_the_way_until_it_is_idle(stores, clock):
+def test_a_state_of_a_later_version_blocks_its_name_until_it_is_idle(stores, clock):
     gate = Gate(GCRA("1/s", burst=1), name="api", store=stores[0])
     assert gate.check()
     forged = ('["gcra_plus",[1,1],1]',)

@@ -1,4 +1,4 @@
-"""SQLiteStore and processes: exactly the limit among many, whoever is killed, forked or stuck on the way."""
+"""SQLiteStore and processes: exactly the limit, whichever of them are killed, forked or stuck on the way."""
 
 import os
 import sqlite3
@@ -55,19 +55,19 @@ print(gate.peek("key-1").current)
 """
 
 
-def test_killed_twenty_times_in_mid_load(run, path):
+def test_a_process_killed_twenty_times_under_load_loses_no_charge(run, path):
     *rounds, queued, other = run(KILLED, path)
     assert len(rounds) == 20
-    told = [0, 0, 0]
+    printed = [0, 0, 0]
     for number, line in enumerate(rounds, start=1):
         *counts, checked, logged = map(int, line.split())
-        told = [before + count for before, count in zip(told, counts, strict=True)]
-        # Each kill may have met two threads between the commit and the telling: one charge for each.
-        assert told[0] <= checked <= told[0] + 2 * number
-        assert told[2] <= logged <= told[2] + 2 * number
-    assert told[1] <= int(queued) <= told[1] + 2 * 20
+        printed = [before + count for before, count in zip(printed, counts, strict=True)]
+        # Each kill may have met two threads between the commit and the print: one charge for each.
+        assert printed[0] <= checked <= printed[0] + 2 * number
+        assert printed[2] <= logged <= printed[2] + 2 * number
+    assert printed[1] <= int(queued) <= printed[1] + 2 * 20
     assert int(other) > 20
-    assert min(told) > 200
+    assert min(printed) > 200
     with closing(sqlite3.connect(path)) as looking:
         assert looking.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
@@ -94,7 +94,7 @@ gate.check()
 """
 
 
-def test_who_dies_in_a_transaction_takes_nothing_and_leaves_no_lock(script, path):
+def test_a_process_that_dies_in_a_transaction_takes_nothing_and_leaves_no_lock(script, path):
     process = script(DIES_INSIDE, path)
     out, _ = process.communicate(timeout=30)
     assert (out, process.returncode) == ("two\n", -9)
@@ -193,7 +193,7 @@ store._file.transact(stay)
 """
 
 
-def test_a_lock_that_cannot_be_had_is_told_in_time(script, path, monkeypatch, crew):
+def test_a_lock_that_cannot_be_had_raises_in_time(script, path, monkeypatch, crew):
     monkeypatch.setattr(sqlite_file, "PATIENCE_S", 0.05)
     store = SQLiteStore(path)
     gate = Gate(GCRA("1/day", burst=5), name="api", store=store)
@@ -218,10 +218,10 @@ def test_a_lock_that_cannot_be_had_is_told_in_time(script, path, monkeypatch, cr
 
 
 @pytest.mark.parametrize(("late_s", "least", "most"), [(0.0, 20_000, 30_000), (0.002, 150, 400)])
-def test_those_who_wait_leave_the_processors_to_the_one_that_has_the_lock(
+def test_waiting_processes_leave_the_processors_to_the_one_that_has_the_lock(
     path, monkeypatch, late_s, least, most
 ):
-    """Where they are woken late, as many processes wait as keep all processors busy by looking."""
+    """The later sleeps end, the more processes may wait before their looks keep all processors busy."""
     now_s, looks = 0.0, 0
 
     def sleep(seconds):

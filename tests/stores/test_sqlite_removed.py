@@ -1,4 +1,4 @@
-"""A SQLite file that is removed or replaced while it is in use: all who use its path find one new one."""
+"""A SQLite file that is removed or replaced while it is in use: all users of its path find one new one."""
 
 import logging
 import os
@@ -54,7 +54,7 @@ def moved(path):
 WAYS = {
     "the file alone": (lambda path: unlink(path, ""), 0),
     "with its log": (lambda path: unlink(path, "", "-wal", "-shm"), 0),
-    # Who closes the file last writes into it what is in the log, also if that has no name any more.
+    # The last user that closes the file writes into it what is in the log, even if that has no name any more.
     "the log alone": (lambda path: unlink(path, "-wal", "-shm"), BEFORE),
     "the index of the log alone": (unindexed, BEFORE),
     "with its lock": (lambda path: unlink(path, "", "-wal", "-shm", "-lock"), 0),
@@ -90,7 +90,7 @@ def always(monkeypatch):
 
 @pytest.fixture
 def worker(script, path):
-    """Starts processes on the path; each makes a call when it is asked to."""
+    """Starts processes on the path; each makes a call when it gets a line."""
 
     def start():
         process = script(OTHER, path)
@@ -105,12 +105,14 @@ def worker(script, path):
 
 
 @each_way
-def test_one_that_was_there_before_is_joined(harm, used, always, gate, path, worker, caplog, afterwards):
+def test_a_new_file_is_joined_by_a_store_of_the_old_one(
+    harm, used, always, gate, path, worker, caplog, afterwards
+):
     harm(path)
     assert gate.check().current == used + 1
     late = worker()
-    told = [ask() for _ in range(3) for ask in (late, lambda: gate.check().current)]
-    assert told == [*range(used + 2, used + 8)]
+    counts = [ask() for _ in range(3) for ask in (late, lambda: gate.check().current)]
+    assert counts == [*range(used + 2, used + 8)]
     afterwards()
     [record] = caplog.records
     assert (record.name, record.levelno) == ("shapekit.store", logging.WARNING)
@@ -118,7 +120,7 @@ def test_one_that_was_there_before_is_joined(harm, used, always, gate, path, wor
 
 
 @each_way
-def test_those_who_were_there_join_one_that_comes_first(harm, used, always, gate, path, worker):
+def test_earlier_users_join_the_file_of_the_first_new_one(harm, used, always, gate, path, worker):
     early = worker()
     assert early() == BEFORE + 1
     harm(path)
@@ -126,14 +128,14 @@ def test_those_who_were_there_join_one_that_comes_first(harm, used, always, gate
     came = late()
     if came == BEFORE + 2 and harm is not unindexed:
         # Where nothing but the file is replaced, SQLite takes the old log for that of the new file, until
-        # one of those who were there notices.
+        # one of the earlier users notices.
         assert harm is replaced
         came = used
-    asks = [early, late, lambda: gate.check().current]
-    assert [ask() for _ in range(3) for ask in asks] == [*range(came + 1, came + 10)]
+    calls = [early, late, lambda: gate.check().current]
+    assert [ask() for _ in range(3) for ask in calls] == [*range(came + 1, came + 10)]
 
 
-def test_a_folder_that_is_gone_is_told_until_it_is_back(always, gate, path):
+def test_calls_raise_until_a_folder_that_is_gone_is_back(always, gate, path):
     shutil.rmtree(path.parent)
     for _ in range(2):
         with pytest.raises(StoreUnavailableError, match="use a directory of a local disk"):
@@ -160,7 +162,7 @@ def test_a_store_looks_ten_times_a_second_and_no_more(gate, path, monkeypatch, c
     assert len(caplog.records) == 2
 
 
-def test_what_it_says_may_be_handled_by_calls_of_the_same_store(always, gate, path, crew, afterwards):
+def test_a_log_handler_may_call_the_same_store(always, gate, path, crew, afterwards):
     handled = []
 
     class Handler(logging.Handler):

@@ -1,4 +1,4 @@
-"""SQLiteStore in trouble: it says what is wrong with which file and what to do, then goes on."""
+"""SQLiteStore in trouble: the error names the file, the fault and the remedy, then the store works again."""
 
 import os
 import sqlite3
@@ -14,7 +14,7 @@ from shapekit.stores.sqlite import SQLiteStore
 posix = pytest.mark.skipif(sys.platform == "win32", reason="limits of processes are those of POSIX")
 
 
-def told(call, path, *parts):
+def raises(call, path, *parts):
     with pytest.raises(StoreUnavailableError) as caught:
         call()
     message = str(caught.value)
@@ -24,12 +24,12 @@ def told(call, path, *parts):
 
 
 @pytest.mark.parametrize("path", [None, 7, b"limits.db", "", "a\0b", ":memory:", ["limits.db"]], ids=repr)
-def test_what_is_no_path_is_refused(path, refused):
+def test_a_value_that_is_no_path_is_refused(path, refused):
     refused(lambda: SQLiteStore(path), "path")
 
 
 @pytest.mark.parametrize("clock", [7, ManualClock, "now"], ids=repr)
-def test_what_is_no_clock_is_refused(path, clock, refused):
+def test_a_value_that_is_no_clock_is_refused(path, clock, refused):
     refused(lambda: SQLiteStore(path, clock=clock), "clock")
     assert not path.exists()
 
@@ -41,7 +41,7 @@ def test_a_directory_is_refused(tmp_path, refused):
 
 def test_a_directory_that_is_missing(tmp_path):
     path = tmp_path / "missing" / "limits.db"
-    told(lambda: SQLiteStore(path), path, "use a directory of a local disk that is there and writable")
+    raises(lambda: SQLiteStore(path), path, "use a directory of a local disk that is there and writable")
 
 
 def test_all_ways_to_a_file_lead_to_one_lock(path):
@@ -54,7 +54,7 @@ def test_all_ways_to_a_file_lead_to_one_lock(path):
 
 def test_a_file_that_is_no_database_is_left_alone(path):
     path.write_text("Dear diary, " * 1_000)
-    told(lambda: SQLiteStore(path), path, "not a database", "name another file")
+    raises(lambda: SQLiteStore(path), path, "not a database", "name another file")
     assert path.read_text() == "Dear diary, " * 1_000
 
 
@@ -83,31 +83,31 @@ def test_an_empty_file_is_a_fresh_start(path):
         assert Shaper("1/s", name="api", store=store).reserve()
 
 
-def test_a_database_that_was_overwritten_is_told_and_comes_back(path):
+def test_a_database_that_was_overwritten_raises_and_works_again_when_restored(path):
     store = SQLiteStore(path)
     gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
     assert gate.check()
     store._file.disconnect()
     good = path.read_bytes()
     path.write_bytes(good[:1024] + b"\xff" * (len(good) - 1024))
-    told(gate.check, path, "malformed", "remove the file")
+    raises(gate.check, path, "malformed", "remove the file")
     path.write_bytes(good)
     assert gate.check().current == 2
     store.close()
 
 
 @pytest.mark.parametrize("state", ["", "7", "[1.5]", "{}", "[" * 50_000, b"\xff\xfe"])
-def test_a_state_that_is_damaged_is_told_and_can_be_reset(path, state):
+def test_a_damaged_state_raises_and_can_be_reset(path, state):
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         assert gate.check()
         store._file.transact(lambda execute: execute("UPDATE records SET state = ?", (state,)))
-        told(gate.check, path, "is damaged; reset the key")
+        raises(gate.check, path, "is damaged; reset the key")
         gate.reset()
         assert gate.check().current == 1
 
 
-def test_a_state_of_a_program_of_the_future_is_told(path):
+def test_a_state_of_a_program_of_a_later_version_raises(path):
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         assert gate.check()
@@ -120,14 +120,14 @@ def test_a_state_of_a_program_of_the_future_is_told(path):
             gate.check()
 
 
-def test_a_full_database_is_told_and_goes_on_when_there_is_room(path):
+def test_a_full_database_raises_and_works_again_when_there_is_room(path):
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         assert gate.check("live")
         pages = store._file.transact(lambda execute: execute("PRAGMA page_count").fetchone()[0])
         store._file._connections[0].execute(f"PRAGMA max_page_count = {pages}")
         keys = [f"{n}" * 200 for n in range(20)]
-        told(lambda: [gate.check(key) for key in keys], path, "full", "free some disk space")
+        raises(lambda: [gate.check(key) for key in keys], path, "full", "free some disk space")
         assert gate.check("live").current == 2
         assert not gate.check("live")
         gate.check_many(keys)
@@ -204,7 +204,7 @@ os.rmdir(folder)
 
 
 @posix
-def test_a_file_that_is_read_only_is_told_and_goes_on_when_it_is_not(run):
+def test_a_read_only_file_raises_and_works_again_when_writable(run):
     assert run(READ_ONLY) == ["True True", "True True", "2"]
 
 

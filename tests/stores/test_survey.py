@@ -60,11 +60,11 @@ def play(rng, store, clock, name, trial):
 
 
 def answers(store, name, trial, key):
-    """All that a store tells of a key without changing it."""
+    """All that a store answers about a key without changing it."""
     if trial.is_queue or trial.is_room:
         return store.bind(name, trial.program, LOOK)(key)[0]
-    asked = ((PEEK,), (FORECAST, 1))
-    return [store.bind(name, trial.program, operation)(key, *args) for operation, *args in asked]
+    reads = ((PEEK,), (FORECAST, 1))
+    return [store.bind(name, trial.program, operation)(key, *args) for operation, *args in reads]
 
 
 def worked_out(seen, name, trial, key):
@@ -95,9 +95,9 @@ def test_it_sees_the_states_as_they_are(make_store, kind):
             seen = {live_key[:3]: live_key for live_key in store.survey(f"{name}:")}
             for index in range(3):
                 key = key_of(trial, index)
-                told = worked_out(seen, name, trial, key)
-                if told is not None:
-                    assert told == answers(store, name, trial, key)
+                computed = worked_out(seen, name, trial, key)
+                if computed is not None:
+                    assert computed == answers(store, name, trial, key)
                     compared += 1
             clock.advance(rng.randrange(trial.scale_us // 4 + 1) / SECOND_US)
         programs = trial.program.parts if trial.apart else (trial.program,)
@@ -139,7 +139,7 @@ def test_it_prolongs_and_changes_nothing_on_redis():
 
 
 class Repeating:
-    """A client whose server shows each key twice, as one may while its table grows."""
+    """A client whose server lists each key twice, as a server may while its table grows."""
 
     def __init__(self, client):
         self._client = client
@@ -185,7 +185,7 @@ def test_keys_that_a_client_cannot_decode_are_found(encoding):
         policy.unconfigure()
 
 
-def test_what_nobody_has_told_of_is_seen_as_unknown():
+def test_a_key_without_a_description_is_seen_as_unknown():
     store = RedisStore.from_url(shared_server().url, prefix="survey-unknown")
     client = shared_server().client()
     Gate(GCRA("1/h"), name="told", store=store).check("a")
@@ -235,7 +235,7 @@ def test_it_needs_no_slot_in_the_files_queue(tmp_path):
     store.close()
 
 
-def test_writers_go_on_while_somebody_looks(make_store):
+def test_writers_go_on_during_a_survey(make_store):
     store = make_store()
     gate = Gate(GCRA("1/h"), name="api", store=store)
     for key in map(str, range(1_100)):
@@ -259,7 +259,7 @@ def test_a_survey_alone_agrees_with_the_store_on_the_time(tmp_path):
     store.close()
 
 
-def test_what_cannot_be_looked_at_is_said(make_store, tmp_path, refused):
+def test_a_file_that_cannot_be_surveyed_raises(make_store, tmp_path, refused):
     store = make_store()
     refused(lambda: store.survey(5), "prefix")
     with pytest.raises(StoreUnavailableError, match="cannot read"):

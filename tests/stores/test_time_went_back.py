@@ -1,4 +1,4 @@
-"""Refunds of gates whose clock was set back: no store opens anew what was over."""
+"""Refunds of gates whose clock was set back: no store reopens what was over."""
 
 from contextlib import closing
 

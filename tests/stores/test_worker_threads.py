@@ -1,4 +1,4 @@
-"""Whoever awaits a store takes none of the threads that the rest of the program shares."""
+"""Awaited calls of a store take none of the threads that the rest of the program shares."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def redis_without_async(tmp_path):
 
 @pytest.fixture(params=[sqlite, redis_without_async])
 def stalled(request, tmp_path, monkeypatch):
-    """A store whose calls on worker threads do not return before they may; and who is inside."""
+    """A store whose calls on worker threads return only once they may, and how many are inside."""
     store = request.param(tmp_path)
     may, inside = threading.Event(), threading.Semaphore(0)
     work = ThreadCall.work
@@ -53,7 +53,7 @@ def stalled(request, tmp_path, monkeypatch):
 
 
 @pytest.mark.anyio
-async def test_a_stranger_s_thread_is_there_however_many_wait(stalled):
+async def test_a_thread_of_another_library_is_free_however_many_calls_wait(stalled):
     store, may, inside = stalled
     gate = Gate(GCRA("60/s", burst=WAITING), store=store, name="n")
     limiter = anyio.to_thread.current_default_thread_limiter()
@@ -77,7 +77,7 @@ async def test_a_stranger_s_thread_is_there_however_many_wait(stalled):
 
 
 @pytest.mark.anyio
-async def test_closing_a_shaper_that_prefetches_takes_none_either(stalled):
+async def test_closing_a_shaper_that_prefetches_takes_no_shared_thread_either(stalled):
     store, may, _ = stalled
     may.set()
     shaper = Shaper("9/s", store=store, name="n", prefetch="1s")
@@ -99,7 +99,7 @@ def test_a_store_that_hangs_takes_no_thread_from_another(tmp_path):
     may.set()
 
 
-def test_they_end_with_their_store():
+def test_worker_threads_end_with_their_store():
     def ours():
         return [thread for thread in threading.enumerate() if thread.name.startswith("shapekit-store")]
 
@@ -151,11 +151,11 @@ may_end.wait()
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("asks_before", ["yes", "no"])
-def test_where_the_main_thread_has_ended_the_caller_is_told_so(tmp_path, backend, asks_before):
+@pytest.mark.parametrize("calls_before", ["yes", "no"])
+def test_a_call_raises_where_the_main_thread_has_ended(tmp_path, backend, calls_before):
     """Python then starts no more of these threads, and ends those that there are."""
     done = subprocess.run(
-        [sys.executable, "-c", MAIN_ENDS, str(tmp_path / "limits.db"), backend, asks_before],
+        [sys.executable, "-c", MAIN_ENDS, str(tmp_path / "limits.db"), backend, calls_before],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""Timelines: everything that can happen to one key, as plain data, told to two stores side by side.
+"""Timelines: everything that can happen to one key, as plain data, played on two stores side by side.
 
 A timeline that fails can be pasted as an `@example`. Times are steps of one clock that both stores read.
 """
@@ -124,8 +124,8 @@ class Hands:
         raise AssertionError("nobody sleeps here")
 
 
-class Teller:
-    """Tells a timeline to one store, step by step: the same calls wherever it is told."""
+class Player:
+    """Plays a timeline on one store, step by step: the same calls on whichever store."""
 
     def __init__(self, store, timeline):
         self.store = store
@@ -135,7 +135,7 @@ class Teller:
             self.key = tuple(f"key-{name}" for name in timeline.program.names)
         self.taken: list[tuple[Any, int]] = []
 
-    def tell(self, event: Event, number: int) -> Any:
+    def play(self, event: Event, number: int) -> Any:
         what, cost = event.what, event.cost
         if what == "reset":
             self.store.reset("name", self.program, self.key)

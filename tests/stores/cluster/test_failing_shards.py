@@ -22,16 +22,16 @@ reads the map of the cluster again; before, their replies are lost."""
 
 
 class Callers:
-    """Each calls one key again and again, on a thread or on an event loop, until all are told to stop."""
+    """Each calls one key again and again, on a thread or on an event loop, until all are stopped."""
 
     def __init__(self):
         self.stop = threading.Event()
         self._threads = []
-        self._told = {}
+        self._outcomes = {}
 
     def start(self, caller, check):
         """A thread of its own."""
-        told = self._told[caller] = []
+        outcomes = self._outcomes[caller] = []
 
         def work():
             while not self.stop.is_set():
@@ -39,11 +39,11 @@ class Callers:
                 try:
                     check()
                 except StoreUnavailableError:
-                    told.append((False, time.monotonic() - start))
-                    # What fails at once is not asked all the time.
+                    outcomes.append((False, time.monotonic() - start))
+                    # A call that fails at once is not repeated all the time.
                     self.stop.wait(0.01)
                 else:
-                    told.append((True, time.monotonic() - start))
+                    outcomes.append((True, time.monotonic() - start))
 
         self._run(work)
 
@@ -51,16 +51,16 @@ class Callers:
         """A thread with an event loop; `make_checks` is an asynchronous context, of checks by caller."""
 
         async def work(caller, check):
-            told = self._told[caller] = []
+            outcomes = self._outcomes[caller] = []
             while not self.stop.is_set():
                 start = time.monotonic()
                 try:
                     await check()
                 except StoreUnavailableError:
-                    told.append((False, time.monotonic() - start))
+                    outcomes.append((False, time.monotonic() - start))
                     await anyio.sleep(0.01)
                 else:
-                    told.append((True, time.monotonic() - start))
+                    outcomes.append((True, time.monotonic() - start))
 
         async def main():
             async with make_checks() as checks, anyio.create_task_group() as tasks:
@@ -82,13 +82,13 @@ class Callers:
 
     @property
     def names(self):
-        return list(self._told)
+        return list(self._outcomes)
 
     def answers(self, caller):
-        return [ok for ok, _ in self._told.get(caller, ())]
+        return [ok for ok, _ in self._outcomes.get(caller, ())]
 
     def slowest(self, caller):
-        return max(took for _, took in self._told[caller])
+        return max(took for _, took in self._outcomes[caller])
 
     def are_served(self, callers, count=20):
         """Whether each of them was answered so often since it last failed."""
@@ -169,7 +169,7 @@ def test_keys_of_a_shard_that_fails_follow_the_outage_mode(servers, store, name,
         assert not resilient.is_lost
 
 
-def test_an_outage_of_one_shard_is_none_of_the_others(servers, store, name, keys):
+def test_an_outage_of_one_shard_does_not_affect_the_others(servers, store, name, keys):
     """Also with a ResilientStore: what the others' servers know is what decides there."""
     resilient = ResilientStore(store, on_outage="open", timeout=TIMEOUT_S)
     spent = Gate(GCRA("1/h"), name=name, store=resilient)
@@ -181,8 +181,8 @@ def test_an_outage_of_one_shard_is_none_of_the_others(servers, store, name, keys
         assert [bool(spent.check(key)) for key in keys[1:]] == [False, False]
 
 
-def test_a_shard_that_was_replaced_is_lost_no_more(servers, client, store, name, keys):
-    """Also where it was no probe of it that has read the new map; nobody asks for the old server again."""
+def test_a_shard_that_was_replaced_is_no_longer_lost(servers, client, store, name, keys):
+    """Also where no probe has read the new map; no call goes to the old server again."""
     resilient = ResilientStore(store, on_outage="open", timeout=TIMEOUT_S)
     spent = Gate(GCRA("1/h"), name=name, store=resilient)
     assert spent.check(keys[0])

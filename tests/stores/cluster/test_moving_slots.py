@@ -79,7 +79,7 @@ async def test_a_key_keeps_its_limit_while_its_slot_moves_under_asyncio(servers,
     async with store_on(servers, "asyncio") as store:
         gate, key = Gate(GCRA("1/h", 12), name=name, store=store), keys[0]
         place = f"shapekit:{{{name}:{key}}}".encode()
-        # Several connections lie about: ASKING and the command have to take the same one.
+        # Several connections are free: ASKING and the command have to take the same one.
         other = Gate(GCRA("1/h", 100), name=f"{name}-other", store=store)
         admitted = 0
 
@@ -105,10 +105,10 @@ async def test_a_key_keeps_its_limit_while_its_slot_moves_under_asyncio(servers,
 
 
 ELSEWHERE = {"address_remap": lambda address: ("127.1", address[1])}
-"""For clients who reach the servers at other addresses than those they name."""
+"""For clients that reach the servers at other addresses than those they name."""
 
 
-def test_a_key_is_followed_by_clients_who_reach_the_servers_at_other_addresses(servers, name, keys, move):
+def test_clients_follow_a_key_although_they_reach_the_servers_at_other_addresses(servers, name, keys, move):
     key, port = keys[0], servers.servers[0].port
     with redis.RedisCluster("127.1", port, socket_timeout=TIMEOUT_S, **ELSEWHERE) as client:
         assert {node.host for node in client.get_nodes()} == {"127.1"}
@@ -124,7 +124,9 @@ def test_a_key_is_followed_by_clients_who_reach_the_servers_at_other_addresses(s
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_so_it_is_under_asyncio(servers, name, keys, move, anyio_backend):
+async def test_asyncio_clients_follow_a_key_although_they_reach_the_servers_at_other_addresses(
+    servers, name, keys, move, anyio_backend
+):
     key, port = keys[0], servers.servers[0].port
     async with redis.asyncio.RedisCluster("127.1", port, socket_timeout=TIMEOUT_S, **ELSEWHERE) as client:
         gate = Gate(GCRA("1/h", 5), name=name, store=RedisStore(aclient=client))

@@ -14,12 +14,12 @@ from ...redis_cluster import SHARDS
 from .stores import PATIENCE_S, store_on
 
 
-def test_the_cluster_is_joined_quickly_and_rightly(servers):
+def test_the_cluster_is_joined_quickly_and_correctly(servers):
     assert servers.is_well()
     assert sum(len(servers.slots_of(shard)) for shard in range(SHARDS)) == 16_384
 
 
-def test_a_client_of_one_server_is_told_what_to_pass_instead(servers, name, keys):
+def test_the_error_for_a_client_of_one_server_names_the_client_to_pass_instead(servers, name, keys):
     store = RedisStore.from_url(servers.servers[0].url)
     gate = Gate(GCRA("1/h", 3), name=name, store=store)
     for call in (gate.check, gate.reset):
@@ -73,7 +73,7 @@ def test_composites_with_a_key_for_each_part(store, name, keys, kind):
     places = [{"a": key, "b": f"whatever of {key}"} for key in keys]
     for slot in range(6):
         assert [bool(gate.check(place)) for place in places] == [slot < 4] * SHARDS
-    # Parts are shared by whoever has the same key for them.
+    # Callers with the same key for a part share that part.
     assert gate.peek({"a": keys[0], "b": "new"}).remaining == (
         4 if kind == "any_of" else 1 - (kind == "all_of")
     )
