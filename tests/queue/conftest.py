@@ -9,7 +9,7 @@ from .stage import Stage
 
 
 class RecordingClock(ManualClock):
-    """Notes each sleep that is asked of it, and calls `on_sleep` in the sleeper before it lies down."""
+    """Notes each sleep, and calls `on_sleep` in the sleeper before it falls asleep."""
 
     def __init__(self, start=1_000.0, *, autojump=True):
         super().__init__(start, autojump=autojump)
@@ -29,7 +29,7 @@ class RecordingClock(ManualClock):
 
 @pytest.fixture
 def clock():
-    """Jumps by itself as soon as everybody sleeps."""
+    """Jumps by itself as soon as all threads and tasks sleep."""
     return RecordingClock()
 
 

@@ -9,17 +9,17 @@ from shapekit._runtime.drivers import AsyncAlarm
 
 
 class NotingStore(MemoryStore):
-    """Answers at once, and notes what it is asked."""
+    """Answers at once, and notes the operations."""
 
     def __init__(self, clock):
         super().__init__(clock)
-        self.asked = []
+        self.operations = []
 
     def bind(self, name, program, operation):
         apply = super().bind(name, program, operation)
 
         def noting(*args):
-            self.asked.append(operation)
+            self.operations.append(operation)
             return apply(*args)
 
         return noting
@@ -85,7 +85,7 @@ class Elsewhere:
 
 
 class FarStore(SlowStore):
-    """One whose own clock decides, so that callers have to reckon from its time to theirs."""
+    """A store whose own clock decides, so that callers have to convert its time to theirs."""
 
     clock_decides = False
     ahead_s = 3_600

@@ -1,4 +1,4 @@
-"""A stage: tasks that wait for a shaper in virtual time, and notes of who left when."""
+"""A stage: tasks that wait for a shaper in virtual time, and notes of when each left."""
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -49,7 +49,7 @@ class Stage:
         self._acts.append((seconds, later))
 
     def wait_for(self, shaper, name, *, at=0.0, **options):
-        """Somebody who comes at an instant and schedules."""
+        """A caller that comes at an instant and schedules."""
 
         async def waiter():
             try:

@@ -47,7 +47,7 @@ def wait_for_slots(store):
 
 
 def hold_permits(store):
-    """Tasks in whose calls nothing happens, and whose permits are given back as they end."""
+    """Tasks that stay in their calls, and whose permits are given back as they end."""
     policy, inside = Policy(concurrency=CALLERS, store=store, name="n"), []
 
     async def call():
@@ -67,7 +67,7 @@ def hold_permits(store):
 def wait_for_permits(store):
     """Tasks that stand in line for the permit of a call in flight."""
     policy = Policy(concurrency=1, store=store, name="n")
-    # In a context of its own, so that those who wait are no part of it.
+    # In a context of its own, so that the waiting calls are no part of it.
     inside = copy_context().run(policy.admit().__enter__)
 
     async def call():

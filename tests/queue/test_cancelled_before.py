@@ -1,4 +1,4 @@
-"""A task that was cancelled before it asked takes nothing, however soon its slot would have come."""
+"""A task that was cancelled before it called takes nothing, however soon its slot would have come."""
 
 import asyncio
 from itertools import count
@@ -43,10 +43,10 @@ def shaper(store, **options):
 
 def policy(store, **options):
     policy = Policy("1/h", store=store, name="n", **options)
-    return policy, lambda: not policy.forecast().first_in and _nobody_sits(policy)
+    return policy, lambda: not policy.forecast().first_in and _no_permit_is_taken(policy)
 
 
-def _nobody_sits(policy):
+def _no_permit_is_taken(policy):
     return policy.permits is None or policy.permits.registry._keys == {}
 
 
@@ -79,7 +79,7 @@ def sent(store):
     return transport.handle_async_request(request), lambda: not made.forecast(key="default").first_in
 
 
-def asked(store):
+def budgeted(store):
     budget = LLMBudget(requests="1/h", tokens="9/h", store=store, name="n")
     return enter(budget.admit(9)), lambda: not budget.forecast(1, 9).first_in
 
@@ -109,7 +109,7 @@ CASES = {
     "Policy.aadmit, of a scope": scoped,
     "@shaped": decorated,
     "httpx": sent,
-    "LLMBudget.aadmit": asked,
+    "LLMBudget.aadmit": budgeted,
 }
 
 

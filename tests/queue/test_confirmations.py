@@ -1,4 +1,4 @@
-"""Who has waited asks once more before leaving: one question per key, at most 10 ms old, shared by all."""
+"""A call that has waited asks again before leaving: one question a key, at most 10 ms old, shared by all."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from .stage import Stage
 PATIENCE_S = 20.0
 
 
-def in_turn(stage):
+def in_order_of_slots(stage):
     """The names in the order of what was promised: which is that of the replies."""
     return sorted(stage.turns, key=lambda name: stage.turns[name].departs_at)
 
@@ -56,8 +56,8 @@ def test_so_it_is_for_threads(clock, kind):
 
 
 @pytest.mark.parametrize("kind", [SlowStore, FarStore])
-def test_a_hundred_who_leave_close_together_ask_few_questions(stage, clock, kind):
-    """Five who leave within 10 ms share one; nobody is early, and none later than a trip explains."""
+def test_a_hundred_calls_that_leave_close_together_ask_few_questions(stage, clock, kind):
+    """Five that leave within 10 ms share one; no call is early, and none later than a trip explains."""
     store = kind(clock, 0.01)
     shaper = shaper_on(store, "500/s")
     for name in range(100):
@@ -65,7 +65,7 @@ def test_a_hundred_who_leave_close_together_ask_few_questions(stage, clock, kind
     stage.run()
     assert store.trips[RESERVE] == 100
     assert 5 <= store.trips[CONFIRM] <= 100 / 500 / 0.01 + 1
-    assert stage.names == in_turn(stage)
+    assert stage.names == in_order_of_slots(stage)
     promised = [stage.turns[name].departs_at - 1_000 - store.ahead_s for name in stage.names]
     # The answer to the reservation took half a trip, and so does what a far store's time may be off by.
     assert all(
@@ -74,8 +74,8 @@ def test_a_hundred_who_leave_close_together_ask_few_questions(stage, clock, kind
 
 
 @pytest.mark.parametrize("crowd", [4, 40])
-def test_those_whose_replies_come_late_and_at_once_leave_in_turn(anyio_backend, crowd):
-    """Nobody has anything left to wait for by then, and trio wakes them in any order: often enough."""
+def test_calls_whose_replies_come_late_and_at_once_leave_in_order(anyio_backend, crowd):
+    """All their slots have come by then, and trio wakes them in any order: often enough."""
     for _ in range(20):
         clock = ManualClock(1_000, autojump=True)
         shaper, stage = shaper_on(SlowStore(clock, 0.006), "5000/s"), Stage(anyio_backend, clock)
@@ -83,7 +83,7 @@ def test_those_whose_replies_come_late_and_at_once_leave_in_turn(anyio_backend, 
         for name in range(crowd):
             stage.wait_for(shaper, name)
         stage.run()
-        assert stage.names == in_turn(stage)
+        assert stage.names == in_order_of_slots(stage)
 
 
 def test_each_key_has_its_own_question(stage, clock):
@@ -96,25 +96,25 @@ def test_each_key_has_its_own_question(stage, clock):
     assert len(stage.left) == 6
 
 
-def test_a_store_that_answers_at_once_is_asked_each_time(stage, clock):
+def test_a_store_that_answers_at_once_gets_every_question(stage, clock):
     store = NotingStore(clock)
     shaper = shaper_on(store, "1000/s")
     for name in range(10):
         stage.wait_for(shaper, name)
     stage.run()
-    assert store.asked.count(CONFIRM) == 9
+    assert store.operations.count(CONFIRM) == 9
 
 
 @pytest.mark.parametrize("kind", [SlowStore, FarStore])
 @pytest.mark.parametrize("trip", [0.002, 0.01, 0.03])
-def test_a_hold_by_somebody_else_is_heard_within_fifty_milliseconds(stage, clock, kind, trip):
+def test_a_hold_by_another_process_takes_effect_within_fifty_milliseconds(stage, clock, kind, trip):
     store = kind(clock, trip)
     shaper, other = shaper_on(store, "200/s"), shaper_on(in_another_process(store), "200/s")
     for name in range(60):
         stage.wait_for(shaper, name)
     stage.at(0.1, lambda: other.ahold(1))
     stage.run()
-    assert stage.names == in_turn(stage)
+    assert stage.names == in_order_of_slots(stage)
     assert len(stage.names) == 60
     placed = 0.1 + trip / 2
     assert [left for left in stage.times if placed + 0.05 < left < placed + 1] == []
@@ -137,16 +137,16 @@ class Scope:
         self._scope.cancel()
 
 
-def test_an_asker_who_is_cancelled_spoils_it_for_nobody(stage, clock):
-    """The next one asks again, for all who had relied on the first."""
+def test_a_cancelled_question_is_asked_again_for_the_others(stage, clock):
+    """The next caller asks again, for all that had relied on the first."""
     store = SlowStore(clock, 0.01)
     store.clock = clock
     shaper, confirmations = confirmations_on(store)
     shaper.hold(60)
-    told, begun = [], stage.now
+    answers, begun = [], stage.now
 
     async def ask():
-        told.append((await confirmations.ask(TASKS, "default")).until_us)
+        answers.append((await confirmations.ask(TASKS, "default")).until_us)
 
     asker = Scope(ask)
     stage.at(begun, asker.run)
@@ -154,20 +154,20 @@ def test_an_asker_who_is_cancelled_spoils_it_for_nobody(stage, clock):
         stage.at(begun + 0.001 * (number + 1), ask)
     stage.at(begun + 0.007, asker.cancel)
     stage.run()
-    assert len(told) == 4
-    assert len(set(told)) == 1
+    assert len(answers) == 4
+    assert len(set(answers)) == 1
     assert store.trips[CONFIRM] == 2
 
 
-def test_a_store_that_fails_fails_all_who_share_the_question_and_no_others(stage, clock):
+def test_a_store_that_fails_fails_all_that_share_the_question_and_no_others(stage, clock):
     store = SlowStore(clock, 0.01)
     _, confirmations = confirmations_on(store)
     store.broken = StoreUnavailableError("away")
-    failed, told = [], []
+    failed, answers = [], []
 
     async def ask():
         try:
-            told.append(await confirmations.ask(TASKS, "default"))
+            answers.append(await confirmations.ask(TASKS, "default"))
         except StoreUnavailableError as error:
             failed.append(error)
 
@@ -181,7 +181,7 @@ def test_a_store_that_fails_fails_all_who_share_the_question_and_no_others(stage
     stage.run()
     # Each has its own: one that is shared would collect the tracebacks of all.
     assert len({id(error) for error in failed}) == 5
-    assert len(told) == 1
+    assert len(answers) == 1
     assert store.trips[CONFIRM] == 2
 
 
@@ -196,20 +196,20 @@ def test_an_error_that_cannot_be_copied_is_shared():
 
 
 class Wire:
-    """Lets a question wait for its answer until the test says so, in real time."""
+    """Lets a question wait for its answer until the test allows it, in real time."""
 
     def __init__(self, twin):
-        self.asked = 0
+        self.questions = 0
         self.answer = threading.Event()
         self._twin = twin
 
     def __call__(self, key):
-        self.asked += 1
+        self.questions += 1
         assert self.answer.wait(PATIENCE_S)
         return self._twin.call(key)
 
     async def awaited(self, key):
-        self.asked += 1
+        self.questions += 1
         return await self._twin.acall(key)
 
 
@@ -236,34 +236,34 @@ def sharers(confirmations):
 
 def test_threads_and_loops_share_one_question(crew, wired):
     confirmations, wire = wired
-    told = []
+    answers = []
 
     async def on_loop():
-        told.append(await confirmations.ask(TASKS, "key"))
+        answers.append(await confirmations.ask(TASKS, "key"))
 
     def in_thread():
-        told.append(run(confirmations.ask, "key"))
+        answers.append(run(confirmations.ask, "key"))
 
     crew.start(in_thread)
-    until(lambda: wire.asked)
+    until(lambda: wire.questions)
     for _ in range(3):
         crew.start(in_thread)
     for backend in ("asyncio", "trio"):
         crew.start(lambda backend=backend: anyio.run(on_loop, backend=backend))
     until(lambda: sharers(confirmations) == 5)
-    assert told == []
+    assert answers == []
     wire.answer.set()
     crew.join()
-    assert (len(told), wire.asked) == (6, 1)
+    assert (len(answers), wire.questions) == (6, 1)
 
 
-def test_an_answer_serves_twenty_milliseconds_from_when_it_was_asked(wired):
+def test_an_answer_serves_twenty_milliseconds_from_its_question(wired):
     confirmations, wire = wired
     wire.answer.set()
-    for advance_us, asked in ((0, 1), (FRESH_US, 1), (1, 2), (FRESH_US // 2, 2), (FRESH_US // 2 + 1, 3)):
+    for advance_us, questions in ((0, 1), (FRESH_US, 1), (1, 2), (FRESH_US // 2, 2), (FRESH_US // 2 + 1, 3)):
         confirmations._clock.advance(advance_us / 1e6)
         run(confirmations.ask, "key")
-        assert wire.asked == asked
+        assert wire.questions == questions
 
 
 def test_a_clock_that_goes_back_makes_no_answer_last_longer(wired):
@@ -272,10 +272,10 @@ def test_a_clock_that_goes_back_makes_no_answer_last_longer(wired):
     run(confirmations.ask, "key")
     confirmations._clock.set(500)
     run(confirmations.ask, "key")
-    assert wire.asked == 2
+    assert wire.questions == 2
 
 
-def test_a_question_whose_asker_was_stopped_for_good_holds_up_nobody(monkeypatch, wired, crew, anyio_backend):
+def test_a_question_of_a_caller_that_never_goes_on_delays_no_other(monkeypatch, wired, crew, anyio_backend):
     confirmations, wire = wired
     monkeypatch.setattr(module, "STUCK_S", 0.01)
     wire.answer.set()
@@ -283,7 +283,7 @@ def test_a_question_whose_asker_was_stopped_for_good_holds_up_nobody(monkeypatch
     assert is_mine
     crew.start(run, confirmations.ask, "key")
     crew.join()
-    assert wire.asked == 1
+    assert wire.questions == 1
     assert question.is_open
     confirmations._questions.shared("other", confirmations._queue)
 
@@ -319,7 +319,7 @@ def test_keys_that_come_and_go_are_forgotten(wired):
         run(confirmations.ask, f"key {number}")
         confirmations._clock.advance(0.001)
         most = max(most, len(confirmations._questions._by_key))
-    assert wire.asked == 5_000
+    assert wire.questions == 5_000
     assert most <= 2 * FRESH_US / 1_000 + 2
 
 
@@ -329,31 +329,31 @@ def test_keys_that_come_and_go_are_forgotten(wired):
     st.sampled_from([0.001, 0.01, 0.03, 0.1]),
     st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=25),
 )
-def test_what_is_told_was_true_at_most_twenty_milliseconds_before_it_was_asked(backend, trip, events):
-    """Holds get longer and longer, so that each can be told from the others by its end."""
+def test_an_answer_is_true_at_most_twenty_milliseconds_before_its_question(backend, trip, events):
+    """Holds get longer and longer, so that each can be recognized by its end."""
     clock = ManualClock(1_000, autojump=True)
     store, local = SlowStore(clock, trip), MemoryStore.bind
     shaper, confirmations = confirmations_on(store)
     hold = local(store, shaper.name, shaper.core.queue, HOLD)
-    stage, ends, told = Stage(backend, clock), [(0, 0)], []
+    stage, ends, answers = Stage(backend, clock), [(0, 0)], []
 
     async def ask():
-        asked = clock.now_us()
+        sent_us = clock.now_us()
         standing = await confirmations.ask(TASKS, "default")
-        told.append((asked, clock.now_us(), standing.until_us))
+        answers.append((sent_us, clock.now_us(), standing.until_us))
 
     def place():
         length = 10_000_000 + len(ends) * 1_000_000
         hold("default", length, 7)
         ends.append((clock.now_us(), clock.now_us() + length))
 
-    for number, (at, asks) in enumerate(events):
+    for number, (at, is_question) in enumerate(events):
         # Some microseconds beside, so that none coincide.
-        stage.at(at / 1_000 + (13 * number + 1) / 1e6, ask if asks else place)
+        stage.at(at / 1_000 + (13 * number + 1) / 1e6, ask if is_question else place)
     stage.run()
-    assert len(told) == sum(asks for _, asks in events)
-    for asked, answered, until_us in told:
+    assert len(answers) == sum(is_question for _, is_question in events)
+    for sent_us, answered, until_us in answers:
         index = [end for _, end in ends].index(until_us)
         assert ends[index][0] <= answered
         if index + 1 < len(ends):
-            assert ends[index + 1][0] >= asked - FRESH_US, "older than it may be"
+            assert ends[index + 1][0] >= sent_us - FRESH_US, "older than it may be"

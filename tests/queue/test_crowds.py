@@ -1,7 +1,7 @@
-"""A thousand who wait, half of whom give up at random moments; seeded, in virtual time.
+"""A thousand waiting calls, half of which give up at random moments; seeded, in virtual time.
 
-What holds for those who stay: they leave in the order in which they came, none later than promised, and
-all of them leave. What holds for those who came after: they wait for nobody who is gone.
+The calls that stay leave in the order in which they came, none later than its slot, and all of them leave.
+The calls that come after them wait for none that is gone.
 """
 
 import random
@@ -50,14 +50,14 @@ def fate(seed, share=0.5):
 
 
 def expected_delay(shaper, start_us, fates, now):
-    """When a newcomer leaves: in the first place that is free, or behind the last who has not gone."""
+    """When a newcomer leaves: in the first place that is free, or behind the last call that has not gone."""
     last = max(start_us + name * INTERVAL_US for name, gives_up in enumerate(fates) if gives_up is None)
     free = sorted(slot for slot in shaper.given_back if now <= slot < last)
     return (free[0] if free else max(now, last + INTERVAL_US)) - now
 
 
 class Outcome:
-    """Who left, in the order in which they did, with what they were promised."""
+    """The calls that left, in the order in which they did, with their slots."""
 
     def __init__(self):
         self.rows = []
@@ -108,7 +108,7 @@ def test_a_thousand_tasks_half_of_which_are_cancelled(anyio_backend, clock, seed
 
 @pytest.mark.parametrize("moment", [0.5, 3.0, 7.0])
 def test_a_newcomer_in_the_middle_of_it_takes_the_first_free_place(anyio_backend, clock, moment):
-    """Those who have given up by then; the others have not yet."""
+    """Counting the calls that have given up by then."""
     shaper, fates, outcome = Watched(clock), fate(3), Outcome()
     start_us = clock.now_us()
     seen = []
@@ -131,8 +131,8 @@ def test_a_newcomer_in_the_middle_of_it_takes_the_first_free_place(anyio_backend
     assert seen[0][0] < CROWD * INTERVAL_US - moment * SECOND
 
 
-def test_of_few_who_give_up_every_place_is_used_again(anyio_backend, clock):
-    """As many newcomers as quitters: nobody waits longer than the crowd did."""
+def test_every_place_of_a_few_calls_that_give_up_is_used_again(anyio_backend, clock):
+    """As many newcomers as quitters: no newcomer waits longer than the crowd did."""
     rng = random.Random(4)
     quitters = rng.sample(range(100, CROWD), QUITTERS)
     fates = [SECOND // 2 + name if name in quitters else None for name in range(CROWD)]
@@ -158,8 +158,8 @@ def test_of_few_who_give_up_every_place_is_used_again(anyio_backend, clock):
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "random"])
-def test_when_everybody_gives_up_nobody_waits_for_them(anyio_backend, clock, order):
-    """All but the first, who has left."""
+def test_when_all_calls_give_up_a_newcomer_does_not_wait_for_them(anyio_backend, clock, order):
+    """All but the first, which has left."""
     names = list(range(1, CROWD))
     if order == "random":
         random.Random(5).shuffle(names)
@@ -184,13 +184,13 @@ def test_sixty_four_threads_half_of_which_give_up(by_hand, crew, until_asleep):
 
     def member(plan):
         for quits in plan:
-            asked = by_hand.now_us()
+            came_at = by_hand.now_us()
             limit = rng_of[threading.get_ident()].randrange(1, threads * INTERVAL_US) | 1 if quits else None
             try:
                 turn = shaper.schedule(timeout=None if limit is None else limit / SECOND)
             except TimeoutError:
                 with lock:
-                    gave_up.append((asked + limit, by_hand.now_us()))
+                    gave_up.append((came_at + limit, by_hand.now_us()))
             else:
                 with lock:
                     left.append((turn.grant.departs_at_us, by_hand.now_us()))

@@ -1,4 +1,4 @@
-"""First come, first served; and nobody's wait is anybody else's business on another key."""
+"""First come, first served; and a wait on one key delays no call of another."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from ..crew import in_threads
 @pytest.mark.parametrize("name", sorted(ALWAYS | ALIGNED))
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40)), min_size=2, max_size=25))
-def test_departures_are_in_the_order_of_asking(name, calls):
+def test_departures_are_in_order_of_arrival(name, calls):
     args, options, _ = (ALWAYS | ALIGNED)[name]
     follower = Follower(*args, **options)
     for cost, hundredths in calls:
@@ -93,7 +93,7 @@ def test_no_lock_is_held_while_a_thread_sleeps(crew, by_hand, until_asleep):
 
 
 @pytest.mark.parametrize("what", ["sleep", "asleep"])
-def test_the_locks_are_free_whenever_somebody_lies_down(stage, clock, what):
+def test_the_locks_are_free_whenever_a_call_falls_asleep(stage, clock, what):
     """Looked at from within the sleep itself."""
     store = MemoryStore(clock)
     shaper = Shaper("1/s", store=store, name="api")

@@ -1,4 +1,4 @@
-"""Who goes away while the answer is on its way has taken nothing, be it a slot for now or a later one."""
+"""A call that is cancelled while its answer is on the way has taken nothing: no slot for now and no later."""
 
 import asyncio
 from functools import partial
@@ -21,7 +21,7 @@ MINUTE_S = 60
 
 
 class SharingStore(SlowStore):
-    """One whose asynchronous callers of a key share trips, as those of Redis do."""
+    """A store whose asynchronous callers of a key share trips, as those of Redis do."""
 
     def __init__(self, clock, trip_s):
         super().__init__(clock, trip_s)
@@ -39,7 +39,7 @@ class SharingStore(SlowStore):
 
     @property
     def is_busy(self):
-        """Whether there are calls under way, also such as nobody waits for."""
+        """Whether calls are under way, also calls whose callers are gone."""
         return bool(self._lines)
 
     async def _trip(self, name, program, key, batch):
@@ -53,7 +53,7 @@ class SharingStore(SlowStore):
 
 
 class Callers:
-    """Tasks that reserve on one key, or wait there, and perhaps go away; `turns` of those who stayed."""
+    """Tasks that reserve on one key, or wait there, and perhaps go away; `turns` of those that stayed."""
 
     def __init__(self, rate, trip_s=TRIP_S, **options):
         clock = ManualClock(1_000, autojump=True)
@@ -62,12 +62,12 @@ class Callers:
         self._stage = Stage("asyncio", clock)
         self.turns = {}
 
-    def come(self, name, at, *, goes_at=(), waits=False, **asked):
+    def come(self, name, at, *, goes_at=(), waits=False, **options):
         """At an instant; to stay, or to be cancelled at others."""
         tasks, ask = [], self.shaper.aschedule if waits else self.shaper.areserve
 
         async def reserve():
-            self.turns[name] = await ask(**asked)
+            self.turns[name] = await ask(**options)
 
         async def call():
             tasks.append(asyncio.ensure_future(reserve()))
@@ -80,7 +80,7 @@ class Callers:
             self._stage.at(again_at, lambda: tasks[0].cancel() and None)
 
     def look(self, at):
-        """Somebody who takes nothing, but makes those who come meanwhile share the next trip."""
+        """A caller that takes nothing, but makes calls that come meanwhile share the next trip."""
         self._stage.at(at, self.shaper.aheld)
 
     def run(self):
@@ -93,14 +93,14 @@ class Callers:
 
 
 @pytest.mark.parametrize("goes_at", [0.001, 0.006, 0.009])
-def test_a_turn_for_now_is_the_next_caller_s(goes_at):
+def test_a_slot_for_now_goes_to_the_next_caller(goes_at):
     callers = Callers("1/min")
     callers.come("gone", 0, goes_at=[goes_at])
     callers.come("next", 1)
     assert callers.run().delays == {"next": 0}
 
 
-def test_those_who_asked_meanwhile_get_it_in_order():
+def test_callers_that_came_meanwhile_get_it_in_order():
     """What comes back goes ahead of them all on the next trip."""
     callers = Callers("1/min")
     callers.come("gone", 0, goes_at=[0.009])
@@ -109,8 +109,8 @@ def test_those_who_asked_meanwhile_get_it_in_order():
     assert callers.run().delays == {0: 0, 1: MINUTE_S, 2: 2 * MINUTE_S}
 
 
-def test_whoever_is_behind_a_turn_for_now_keeps_what_was_promised():
-    """Both are decided on one trip; what the one in front leaves has passed, and nobody moves."""
+def test_a_caller_behind_a_slot_for_now_keeps_its_slot():
+    """Both are decided on one trip; the slot that the one in front leaves has passed, and no call moves."""
     callers = Callers("1/min")
     callers.look(0)
     callers.come("gone", 0.001, goes_at=[0.018])
@@ -121,8 +121,8 @@ def test_whoever_is_behind_a_turn_for_now_keeps_what_was_promised():
     assert callers.turns["next"].departs_at - callers.turns["behind"].departs_at == MINUTE_S
 
 
-def test_whoever_is_behind_a_later_turn_keeps_what_was_promised():
-    """What the one in front leaves is the next newcomer's."""
+def test_a_caller_behind_a_later_slot_keeps_its_slot():
+    """The slot that the one in front leaves goes to the next newcomer."""
     callers = Callers("1/min")
     callers.come("first", 0)
     callers.come("gone", 0.001, goes_at=[0.018])
@@ -131,7 +131,7 @@ def test_whoever_is_behind_a_later_turn_keeps_what_was_promised():
     assert [round(delay) for delay in callers.run().delays.values()] == [0, 2 * MINUTE_S, MINUTE_S - 1]
 
 
-def test_of_several_turns_for_now_none_is_lost():
+def test_none_of_several_slots_for_now_is_lost():
     """The last of them first: what stands at the end of a queue can be taken off."""
     callers = Callers("1/min", burst=3)
     callers.come("first", 0)
@@ -142,7 +142,7 @@ def test_of_several_turns_for_now_none_is_lost():
     assert callers.run().delays == {"first": 0, 0: 0, 1: 0, 2: pytest.approx(MINUTE_S, abs=1)}
 
 
-def test_a_turn_whose_instant_passes_on_the_way_back_is_not_lost_either():
+def test_a_slot_whose_instant_passes_on_the_way_back_is_not_lost_either():
     callers = Callers("1/min")
     callers.come("first", 0)
     callers.come("gone", MINUTE_S - 0.001, goes_at=[MINUTE_S + 0.008])
@@ -151,7 +151,7 @@ def test_a_turn_whose_instant_passes_on_the_way_back_is_not_lost_either():
 
 
 def test_a_task_that_is_cancelled_as_its_answer_comes_has_taken_nothing(monkeypatch):
-    """Its trip is over by then, and nobody else's is on the way."""
+    """Its trip is over by then, and no other is on the way."""
     callers = Callers("1/min")
     serve = Line._serve
 
@@ -171,8 +171,8 @@ def test_a_task_that_is_cancelled_as_its_answer_comes_has_taken_nothing(monkeypa
 
 
 @pytest.mark.parametrize("goes_at", [MINUTE_S + 0.001, MINUTE_S + 0.009])
-def test_a_waiter_who_goes_while_it_asks_for_the_last_time_has_not_left(anyio_backend, goes_at):
-    """Its slot has come, so that it cannot be cancelled any more; but nobody has used it."""
+def test_a_caller_cancelled_during_its_last_question_has_not_left(anyio_backend, goes_at):
+    """Its slot has come, so that it cannot be cancelled any more; but no call has used it."""
     clock = ManualClock(1_000, autojump=True)
     shaper, stage = Shaper("1/min", store=SlowStore(clock, TRIP_S), name="api"), Stage(anyio_backend, clock)
     scopes = []
@@ -191,7 +191,7 @@ def test_a_waiter_who_goes_while_it_asks_for_the_last_time_has_not_left(anyio_ba
     assert stage.turns["next"].delay == 0
 
 
-def test_a_thread_that_is_interrupted_when_its_turn_has_come_has_not_left():
+def test_a_thread_that_is_interrupted_when_its_slot_has_come_has_not_left():
     class Late(ManualClock):
         def sleep(self, seconds, alarm):
             self.advance(seconds + 1)
@@ -214,8 +214,8 @@ def test_a_thread_that_is_interrupted_when_its_turn_has_come_has_not_left():
         max_size=20,
     ),
 )
-def test_whoever_goes_and_whenever_nobody_leaves_too_early(asked_rate, trip_s, events):
-    rate, burst = asked_rate
+def test_no_call_leaves_too_early_whichever_callers_go_and_whenever(rate_and_burst, trip_s, events):
+    rate, burst = rate_and_burst
     callers = Callers(rate, trip_s, burst=burst)
     for number, (at_ms, cost, goes_after_ms) in enumerate(events):
         # Some microseconds beside, so that none coincide.
@@ -233,8 +233,8 @@ def test_whoever_goes_and_whenever_nobody_leaves_too_early(asked_rate, trip_s, e
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 40), max_size=4)), min_size=1, max_size=10)
 )
-def test_whoever_is_cancelled_again_and_again_leaves_nothing_taken(events):
-    """Those who stay keep their slots, and newcomers get all the others."""
+def test_a_caller_that_is_cancelled_again_and_again_leaves_nothing_taken(events):
+    """Callers that stay keep their slots, and newcomers get all the others."""
     callers = Callers("1/s")
     callers.come("first", 0)
     for number, (at_ms, goes_after_ms) in enumerate(events):

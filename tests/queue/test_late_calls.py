@@ -1,6 +1,6 @@
 """Calls that are kept from leaving at their slots, as they happen: in loops, threads and several processes.
 
-Tardy is the clock of a process that stands still: whoever sleeps by it is woken later than it has asked for.
+Tardy is the clock of a process that stands still: a call that sleeps by it is woken later than it should be.
 """
 
 import random
@@ -71,7 +71,7 @@ def test_a_blocked_loop_spreads_what_it_has_missed(stage, clock):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_loop_that_is_blocked_again_and_again_keeps_the_order(stage, clock, seed):
-    """Also of calls that are late again at their new slots, or have heard that the line has moved."""
+    """Also of calls that are late again at their new slots, or have learned that the queue has moved."""
     chance = random.Random(seed)
     shaper = Shaper("200/s", clock=clock)
     for name in range(100):
@@ -127,7 +127,7 @@ def test_one_process_of_two_stands_still(stage, clock, kind):
     assert max(stage.times) == pytest.approx(59 / 50 + missed / 50, abs=0.045)
 
 
-def test_those_who_are_late_together_under_further_limits_leave_one_after_the_other(stage, clock):
+def test_calls_late_together_under_further_limits_leave_one_after_the_other(stage, clock):
     store = SlowStore(clock, 0.002)
     shaper = Shaper("20/s", gates=[GCRA("4/s", burst=1)], name="api", store=store)
     for name in range(8):
@@ -138,7 +138,7 @@ def test_those_who_are_late_together_under_further_limits_leave_one_after_the_ot
     assert stage.times == pytest.approx([0, 0.25, 1.3, 1.55, 1.8, 2.05, 2.3, 2.55], abs=0.01)
 
 
-def test_those_who_are_late_together_share_a_trip(stage, clock):
+def test_calls_that_are_late_together_share_a_trip(stage, clock):
     store = SlowStore(clock, 0.001)
     shaper = Shaper("100/s", store=process_of(store, Tardy(clock, 1_000.1, 1_000.3)), name="api")
     for name in range(40):
@@ -175,7 +175,7 @@ def test_an_answer_that_was_long_on_its_way_does_not_let_two_calls_leave_togethe
     assert store.trips[LATE] == 1
 
 
-def test_a_call_that_leaves_at_once_asks_nothing_more_where_answers_are_quick(stage, clock):
+def test_a_call_that_leaves_at_once_makes_no_second_trip_where_answers_are_quick(stage, clock):
     store = FarStore(clock, 0.008)
     shaper = Shaper("10/s", store=store, name="api")
     for name in range(5):
@@ -184,7 +184,7 @@ def test_a_call_that_leaves_at_once_asks_nothing_more_where_answers_are_quick(st
     assert store.trips == {RESERVE: 5}
 
 
-def test_far_away_it_is_no_stall_that_an_answer_takes_its_time(stage, clock):
+def test_a_slow_answer_from_far_away_is_no_stall(stage, clock):
     store = FarStore(clock, 0.05)
     shaper = Shaper("100/s", store=store, name="api")
     for name in range(60):
@@ -205,7 +205,7 @@ def test_a_waiting_call_is_not_refused_because_another_was_late(stage, clock):
     assert max(stage.times) > 0.6
 
 
-def test_but_for_a_hold_it_is(stage, clock):
+def test_a_waiting_call_is_refused_because_of_a_hold(stage, clock):
     store = SlowStore(clock, 0.001)
     shaper = Shaper("50/s", store=store, name="api", max_wait=0.6)
     for name in range(30):
@@ -235,7 +235,7 @@ def with_slots_ahead(store, **options):
 
 
 @pytest.mark.parametrize("kind", [SlowStore, FarStore])
-def test_with_slots_ahead_late_calls_take_others_and_nobody_is_told(stage, clock, kind):
+def test_with_slots_ahead_late_calls_take_others_without_a_trip_for_late_calls(stage, clock, kind):
     store = kind(clock, 0.002)
     processes = [with_slots_ahead(process_of(store)) for _ in range(2)]
     for name in range(60):
@@ -246,7 +246,7 @@ def test_with_slots_ahead_late_calls_take_others_and_nobody_is_told(stage, clock
     assert store.trips[LATE] == 0
     assert worst(departures(stage), SECOND) <= 51
     assert worst(departures(stage), 100_000) <= 6
-    # Nothing is made up for the slots that were missed, and each reservation tells of its last slot.
+    # Nothing is made up for the slots that were missed, and each reservation shows its last slot.
     missed = 14
     assert max(stage.times) == pytest.approx((59 + missed) / 50, abs=0.045)
     lateness = [1_000 + at + store.ahead_s - stage.turns[name].departs_at for name, at in stage.left]
@@ -279,7 +279,7 @@ def test_under_further_limits_a_missed_slot_counts_no_more(stage, clock, gate):
     assert worst(departures(stage), 100_000) <= 6
 
 
-def test_what_is_left_of_a_quota_may_go_to_another_call(stage, clock):
+def test_the_rest_of_a_quota_may_go_to_another_call(stage, clock):
     store = SlowStore(clock, 0.002)
     shaper = with_slots_ahead(store, gates=(Quota("6/rolling:1h"),))
     give_back = shaper.core.waiter._prefetch._give_back
@@ -315,7 +315,7 @@ def test_where_each_slot_has_passed_before_the_answer_a_call_leaves_at_last(stag
     assert store.trips[RESERVE] <= 4 * 9
 
 
-def test_a_late_call_that_is_cancelled_keeps_nobody_from_leaving(stage, clock):
+def test_a_late_call_that_is_cancelled_keeps_no_other_from_leaving(stage, clock):
     store = SlowStore(clock, 0.004)
     shaper = Shaper("100/s", store=process_of(store, Tardy(clock, 1_000.1, 1_000.3)), name="api")
     scopes = []
@@ -337,7 +337,7 @@ def test_a_late_call_that_is_cancelled_keeps_nobody_from_leaving(stage, clock):
     assert shaper.core.waiter._late_calls.under_way == {}
 
 
-def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
+def test_a_call_that_is_interrupted_on_a_trip_keeps_no_other_from_the_next():
     """At each place where a signal handler may raise."""
     for at in range(1, 60):
         trips = []
@@ -384,7 +384,7 @@ def test_slots_of_two_stores_do_not_go_on_one_trip():
     assert trips == [((-9, 1, 1, 1), (-8, 1, 1, 1)), ((7, 1, 1, 1),)]
 
 
-def test_a_store_that_only_answers_here_is_asked_on_the_spot(clock):
+def test_calls_of_a_memory_store_are_prompt(clock):
     store = MemoryStore(clock)
     shaper = Shaper("10/s", store=store)
     assert shaper.core.waiter.is_prompt(shaper.reserve().granted)
@@ -420,8 +420,8 @@ def test_a_hold_is_obeyed_by_a_late_call_that_waits_for_its_new_slot(stage, cloc
 
 @pytest.mark.parametrize("is_adaptive", [False, True])
 @pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.001)])
-def test_to_hear_that_time_stands_still_for_a_late_call_does_not_move_it(stage, clock, store_of, is_adaptive):
-    """As where it asks whether an operator has changed the limit meanwhile."""
+def test_a_call_that_learns_that_time_stands_still_for_it_does_not_move(stage, clock, store_of, is_adaptive):
+    """As where the call asks whether an operator has changed the limit meanwhile."""
     shaper = shaper_of("12/min", is_adaptive=is_adaptive, store=store_of(clock), name="api")
     for name in range(2):
         stage.wait_for(shaper, name, at=name / 100)
@@ -451,7 +451,7 @@ def test_the_end_of_a_hold_lets_no_call_leave_next_to_a_late_one(stage, clock, r
 
 
 def story(stage, clock, seed, *, is_adaptive, store_of, acts):
-    """Calls of one process at 1/s, which stalls, holds and resumes as the seed says."""
+    """Calls of one process at 1/s, which stalls, holds and resumes by the seed."""
     rnd = random.Random(seed)
     shaper = shaper_of("1/s", is_adaptive=is_adaptive, store=store_of(clock), name="api")
     calls = rnd.randint(3, 12)

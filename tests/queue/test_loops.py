@@ -20,7 +20,7 @@ SECOND = 1_000_000
 
 
 class Ledger:
-    """What was promised, and when it was that somebody really left, on the shaper's own clock."""
+    """The slots, and when each call really left, on the shaper's own clock."""
 
     def __init__(self, clock):
         self._clock = clock
@@ -88,8 +88,8 @@ def test_one_loop_after_another(system):
     ledger.check(24, SECOND // 200)
 
 
-def test_a_loop_that_was_closed_on_its_sleepers_disturbs_nobody():
-    """Its task never finishes. Others go on on other loops, and closing the shaper wakes who is left."""
+def test_a_loop_that_was_closed_on_its_sleepers_disturbs_no_other():
+    """Its task never finishes. Calls on other loops go on, and closing the shaper wakes the others."""
     shaper = Shaper("1/h")
     shaper.reserve()
     loop = asyncio.new_event_loop()
@@ -132,7 +132,7 @@ def test_closing_wakes_threads_and_both_kinds_of_loops(crew):
     assert [type(error) for error in crew.raised()] == [StoreUnavailableError] * 3
 
 
-def test_a_hold_from_a_thread_is_heard_on_a_loop(system):
+def test_a_hold_from_a_thread_takes_effect_on_a_loop(system):
     shaper, ledger = system
 
     async def main():
@@ -154,7 +154,7 @@ def test_a_hold_from_a_thread_is_heard_on_a_loop(system):
 
     asyncio.run(main())
     begin, end = held[0]
-    # Who had confirmed its slot when the hold came leaves; within 50 ms that is over.
+    # Calls that had confirmed their slots when the hold came leave; within 50 ms that is over.
     during = [left for _, left in ledger.rows if end + 50_000 < left < begin + 300_000]
     assert during == []
     assert len(ledger.rows) == 20

@@ -40,7 +40,7 @@ def coming(reservation, grace_s=0.0375, **more):
 
 
 class Line:
-    """Calls that are looked at when their slots are due, or later by what `late_s` says; notes when they
+    """Calls that are looked at when their slots are due, or later by `late_s`; notes when they
     leave.
     """
 
@@ -64,19 +64,19 @@ class Line:
         return self._clock.now() + wait_s + self._late_s()
 
     def _look(self, reservation):
-        told = coming(reservation, self._grace_s)
-        if told is None:
+        answer = coming(reservation, self._grace_s)
+        if answer is None:
             self.missed += 1
             run(self._core.settle, reservation, 0)
             another = run(self._core.reserve, reservation.key, 1, None)
             return another.delay, another
-        if told.has_moved:
+        if answer.has_moved:
             self.missed += 1
-            assert told.remaining_s <= SOON_S + self._grace_s / GRACE
-        if told.remaining_s > 0 and not told.has_moved:
-            return told.remaining_s, told.reservation
-        self.left.append(self._clock.now_us() + max(0, round(told.remaining_s * SECOND)))
-        return None, told.reservation
+            assert answer.remaining_s <= SOON_S + self._grace_s / GRACE
+        if answer.remaining_s > 0 and not answer.has_moved:
+            return answer.remaining_s, answer.reservation
+        self.left.append(self._clock.now_us() + max(0, round(answer.remaining_s * SECOND)))
+        return None, answer.reservation
 
 
 @given(
@@ -96,7 +96,7 @@ def test_no_window_has_more_than_one_call_too_many(rate, number, stalls_s, seed)
 
 
 @given(number=st.integers(1, 60), late_s=st.floats(0, 5), rate=st.sampled_from([5, 20, 100]))
-def test_a_slot_that_is_missed_costs_the_line_less_than_two(number, late_s, rate):
+def test_a_slot_that_is_missed_costs_the_queue_less_than_two(number, late_s, rate):
     shaper = Shaper(f"{rate}/s", clock=ManualClock(1_000))
     line = Line(shaper, [shaper.reserve() for _ in range(number)], iter([late_s, *[0.0] * 999]).__next__)
     last_s = max(line.left) / SECOND - 1_000
@@ -104,21 +104,21 @@ def test_a_slot_that_is_missed_costs_the_line_less_than_two(number, late_s, rate
     assert last_s <= bound_s + 1e-5
 
 
-def test_the_next_slot_is_used_and_those_behind_move(store):
+def test_the_next_slot_is_used_and_the_calls_behind_move(store):
     shaper = Shaper("20/s", store=store, name="api")
     late, punctual = shaper.reserve(), [shaper.reserve() for _ in range(20)]
     store.clock.advance(0.32)
-    told = coming(late)
-    assert told.has_moved
-    assert told.remaining_s == pytest.approx(0.03)
-    assert told.reservation.departs_at == pytest.approx(1_000.35)
-    assert told.reservation.delay == pytest.approx(0.35)
+    answer = coming(late)
+    assert answer.has_moved
+    assert answer.remaining_s == pytest.approx(0.03)
+    assert answer.reservation.departs_at == pytest.approx(1_000.35)
+    assert answer.reservation.delay == pytest.approx(0.35)
     # Time stands still from now until the slot after that.
     for number, reservation in enumerate(punctual[6:]):
         assert shaper.remaining(reservation) == pytest.approx(0.11 + 0.05 * number)
 
 
-def test_a_slot_that_has_passed_is_told_as_it_was_when_it_came(store):
+def test_a_slot_that_has_passed_is_shown_as_it_was_when_it_came(store):
     """Time stood still from 0.32 to 0.4: before the one of 0.35, and after the one of 0.3."""
     shaper = Shaper("20/s", store=store, name="api")
     late, *punctual = [shaper.reserve() for _ in range(10)]
@@ -128,21 +128,21 @@ def test_a_slot_that_has_passed_is_told_as_it_was_when_it_came(store):
     before = coming(punctual[5])
     store.clock.advance(0.04)
     after = coming(punctual[6])
-    for told, departs_at in ((before, 1_000.3), (after, 1_000.43)):
-        assert told.remaining_s <= 0
-        assert told.reservation.departs_at == pytest.approx(departs_at)
+    for answer, departs_at in ((before, 1_000.3), (after, 1_000.43)):
+        assert answer.remaining_s <= 0
+        assert answer.reservation.departs_at == pytest.approx(departs_at)
 
 
 def test_while_time_stands_still_for_one_call_others_have_no_grace(store):
-    """Else they would leave beside the call whose slot comes then."""
+    """Otherwise they would leave beside the call whose slot comes then."""
     shaper = Shaper("20/s", store=store, name="api")
     calls = [shaper.reserve() for _ in range(20)]
     store.clock.advance(0.32)
     assert coming(calls[0]).reservation.departs_at == pytest.approx(1_000.35)
     # Late by 20 ms.
-    told = coming(calls[6])
-    assert told.has_moved
-    assert told.reservation.departs_at == pytest.approx(1_000.40)
+    answer = coming(calls[6])
+    assert answer.has_moved
+    assert answer.reservation.departs_at == pytest.approx(1_000.40)
     assert shaper.remaining(calls[7]) == pytest.approx(0.16)
 
 
@@ -151,14 +151,14 @@ def test_no_slot_is_given_that_would_have_passed_before_the_answer(clock, trip_s
     shaper = Shaper("20/s", store=FarStore(clock, trip_s), name="api")
     reservation = shaper.reserve()
     for _ in range(20):
-        # Some answers tell how far away it is.
+        # Some answers show how far away the store is.
         run(shaper.core.status.ask, "default")
         clock.advance(0.02)
     shaper.reserve()
     assert (coming(reservation) is not None) is is_given
 
 
-def test_slots_taken_ahead_move_nobody(clock):
+def test_slots_taken_ahead_move_no_call(clock):
     shaper = Shaper("20/s", store=SlowStore(clock, 0.001), name="api", prefetch="1s")
     reservation, _ = shaper.reserve(), shaper.reserve()
     clock.advance(0.5)
@@ -169,9 +169,9 @@ def test_a_slot_within_the_grace_is_its_own(store):
     shaper = Shaper("20/s", store=store, name="api")
     reservation = shaper.reserve()
     store.clock.advance(0.03)
-    told = coming(reservation)
-    assert (told.reservation.grant, told.has_moved) == (reservation.grant, False)
-    assert told.remaining_s == pytest.approx(-0.03)
+    answer = coming(reservation)
+    assert (answer.reservation.grant, answer.has_moved) == (reservation.grant, False)
+    assert answer.remaining_s == pytest.approx(-0.03)
 
 
 def test_a_slot_that_passed_before_a_hold_does_not_come_when_that_ends(store):
@@ -182,10 +182,10 @@ def test_a_slot_that_passed_before_a_hold_does_not_come_when_that_ends(store):
     assert coming(missed) is None
     # Within the grace, and not yet due.
     assert coming(next_one).remaining_s == pytest.approx(10.0)
-    told = coming(behind)
-    assert told.remaining_s == pytest.approx(10.03)
-    assert told.reservation.departs_at == pytest.approx(1_010.10)
-    assert told.reservation.delay == pytest.approx(10.10)
+    answer = coming(behind)
+    assert answer.remaining_s == pytest.approx(10.03)
+    assert answer.reservation.departs_at == pytest.approx(1_010.10)
+    assert answer.reservation.delay == pytest.approx(10.10)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_a_slot_that_passed_before_a_hold_does_not_come_when_that_ends(store):
     ],
     ids=str,
 )
-def test_who_is_given_the_next_slot(rate, late_s):
+def test_which_late_call_gets_the_next_slot(rate, late_s):
     """Not where it may be far away, nor where other limits counted the missed slot long ago."""
     clock = ManualClock(1_000)
     shaper = Shaper(rate, clock=clock) if isinstance(rate, str) else Shaper(adaptive=rate, clock=clock)
     reservation = shaper.reserve()
     clock.advance(1.1 if late_s is None else late_s)
-    told = coming(reservation)
-    assert (told is None) is (late_s is None)
+    answer = coming(reservation)
+    assert (answer is None) is (late_s is None)
 
 
 def test_further_limits_count_a_slot_once_that_may_have_been_used(clock):
@@ -226,7 +226,7 @@ def test_after_a_reset_another_slot_is_taken(store):
     assert coming(reservation) is None
 
 
-def test_a_slot_that_another_process_was_given_meanwhile_is_not_used_twice(clock):
+def test_a_slot_that_another_process_got_meanwhile_is_not_used_twice(clock):
     """By an answer that is a few milliseconds old, both could leave."""
     store = SlowStore(clock, 0.001)
     one, two = (Shaper("20/s", store=own, name="api") for own in (store, in_another_process(store)))
@@ -235,5 +235,5 @@ def test_a_slot_that_another_process_was_given_meanwhile_is_not_used_twice(clock
     assert coming(punctual[5]).remaining_s > 0
     given = coming(missed)
     assert given.has_moved
-    told = coming(punctual[4])
-    assert told.reservation.departs_at - given.reservation.departs_at >= 0.05
+    answer = coming(punctual[4])
+    assert answer.reservation.departs_at - given.reservation.departs_at >= 0.05

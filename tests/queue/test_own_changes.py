@@ -1,4 +1,4 @@
-"""What a process has changed itself, nobody in it is told from before, however fresh an answer there is."""
+"""After a change of a key, the process that made it gets no older answer, however fresh that is."""
 
 import gc
 import weakref
@@ -22,8 +22,8 @@ def shaper_on(store, rate="10/s"):
 
 
 @pytest.fixture(params=["memory behind a wire", "far away", "SQLite", "Redis"])
-def asked_already(request, clock, tmp_path):
-    """A shaper on a store that is not instant, whose key somebody has just asked about."""
+def known_already(request, clock, tmp_path):
+    """A shaper on a store that is not instant, which has just looked its key up."""
     store = {
         "memory behind a wire": lambda: SlowStore(clock, 0.002),
         "far away": lambda: FarStore(clock, 0.002),
@@ -42,8 +42,8 @@ def near(held_s):
     return pytest.approx(held_s, abs=0.01)
 
 
-def test_whoever_changed_a_key_is_not_told_how_it_stood_before(asked_already):
-    shaper = asked_already
+def test_a_shaper_that_changed_a_key_does_not_see_it_as_before(known_already):
+    shaper = known_already
     shaper.hold("5s")
     assert shaper.held() == near(5)
     shaper.hold("7s")
@@ -54,31 +54,31 @@ def test_whoever_changed_a_key_is_not_told_how_it_stood_before(asked_already):
     assert shaper.held() == 0
 
 
-def test_nor_is_whoever_awaits_it(asked_already, anyio_backend):
-    shaper = asked_already
+def test_a_task_that_changed_a_key_does_not_see_it_as_before(known_already, anyio_backend):
+    shaper = known_already
 
     async def main():
-        told = []
+        held_for = []
         for change in (lambda: shaper.ahold("5s"), lambda: shaper.ahold("7s"), shaper.aresume, shaper.areset):
             await change()
-            told.append(await shaper.aheld())
+            held_for.append(await shaper.aheld())
         await shaper.core.store.aclose()
-        return told
+        return held_for
 
     assert anyio.run(main, backend=anyio_backend) == [near(5), near(7), near(1.5), 0]
 
 
-def test_nor_is_another_shaper_of_the_process(asked_already):
-    shaper, twin = asked_already, shaper_on(asked_already.core.store)
-    other = shaper_on(asked_already.core.store, "20/s")
+def test_another_shaper_of_the_process_does_not_see_it_as_before(known_already):
+    shaper, twin = known_already, shaper_on(known_already.core.store)
+    other = shaper_on(known_already.core.store, "20/s")
     for one in (shaper, twin, other):
         one.hold("5s")
-        assert [told.held() for told in (shaper, twin, other)] == [near(5)] * 3
+        assert [each.held() for each in (shaper, twin, other)] == [near(5)] * 3
         one.reset()
-        assert [told.held() for told in (shaper, twin, other)] == [0] * 3
+        assert [each.held() for each in (shaper, twin, other)] == [0] * 3
 
 
-def test_what_is_heard_of_one_key_leaves_the_questions_of_others_alone(clock):
+def test_a_change_of_one_key_keeps_the_answers_of_others(clock):
     store = SlowStore(clock, 0.002)
     shaper, other = shaper_on(store), Shaper("10/s", store=store, name="another api")
     for ask in (lambda: shaper.held(key="a"), lambda: shaper.held(key="b"), other.held):
@@ -127,7 +127,7 @@ def test_a_change_whose_answer_was_lost_may_have_happened(clock, anyio_backend):
     anyio.run(main, backend=anyio_backend)
 
 
-def test_a_store_that_nobody_has_any_more_is_not_kept_by_what_was_asked_of_it(clock):
+def test_a_dropped_store_is_not_kept_alive_by_its_questions(clock):
     store = SlowStore(clock, 0.002)
     shaper = shaper_on(store)
     shaper.held()
@@ -152,22 +152,22 @@ def test_a_store_that_nobody_has_any_more_is_not_kept_by_what_was_asked_of_it(cl
         max_size=25,
     ),
 )
-def test_whoever_asks_hears_of_all_that_the_process_had_done_before(backend, trip, events):
-    """Holds get longer and longer, so that what is told tells up to which of them it is true."""
+def test_an_answer_includes_all_changes_that_the_process_made_before(backend, trip, events):
+    """Holds get longer and longer, so that an answer shows up to which of them it is true."""
     clock = ManualClock(1_000, autojump=True)
     store = SlowStore(clock, trip)
     shaper, twin, elsewhere = shaper_on(store), shaper_on(store), shaper_on(in_another_process(store))
-    stage, done, told = Stage(backend, clock), [], []
+    stage, done, answers = Stage(backend, clock), [], []
 
     async def ask(one):
-        asked = clock.now_us()
+        sent_us = clock.now_us()
         standing = await one.core.status.ask(TASKS, "default")
-        told.append((asked, standing.until_us))
+        answers.append((sent_us, standing.until_us))
 
     async def hold(one, length_s, *, ours):
         await one.ahold(length_s)
         if ours:
-            # At half of the trip, or at most as far in the future as somebody else's longer one.
+            # At half of the trip, or at most as far in the future as a longer one by another process.
             done.append((clock.now_us(), clock.now_us() - round(trip * 500_000) + length_s * 1_000_000))
 
     acts = {
@@ -180,5 +180,5 @@ def test_whoever_asks_hears_of_all_that_the_process_had_done_before(backend, tri
         # Some microseconds beside, so that none coincide.
         stage.at(at / 1_000 + (13 * number + 1) / 1e6, lambda kind=kind, number=number: acts[kind](number))
     stage.run()
-    for asked, until_us in told:
-        assert until_us >= max([until for answered, until in done if answered <= asked], default=0)
+    for sent_us, until_us in answers:
+        assert until_us >= max([until for answered, until in done if answered <= sent_us], default=0)

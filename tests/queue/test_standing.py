@@ -1,4 +1,4 @@
-"""How a slot and a key stand, for whoever waits elsewhere: in another process, or in a queue of messages."""
+"""How a slot and a key stand, for calls that wait elsewhere: in another process or a queue of messages."""
 
 import json
 
@@ -21,7 +21,7 @@ def aremaining(shaper, turn):
 
 
 @given(RATES, st.lists(st.sampled_from(["reserve", "hold", "resume", "wait"]), max_size=12))
-def test_a_turn_remains_for_as_long_as_a_waiter_with_it_would_wait(rate, story):
+def test_a_slot_remains_for_as_long_as_a_waiting_call_would_wait(rate, story):
     clock = ManualClock(autojump=True)
     shaper = Shaper(rate, clock=clock)
     for step in story:
@@ -37,14 +37,14 @@ def test_a_turn_remains_for_as_long_as_a_waiter_with_it_would_wait(rate, story):
     turn = shaper.reserve()
     remaining = shaper.remaining(turn)
     assert remaining == aremaining(shaper, turn)
-    asked = clock.now()
+    before = clock.now()
     run(shaper.core.leave, turn)
-    assert clock.now() - asked == pytest.approx(max(0.0, remaining), abs=2e-6)
+    assert clock.now() - before == pytest.approx(max(0.0, remaining), abs=2e-6)
     clock.advance(1.5)
     assert shaper.remaining(turn) == pytest.approx(-1.5, abs=2e-6)
 
 
-def test_a_hold_moves_a_turn_and_its_end_moves_it_back(clock):
+def test_a_hold_moves_a_slot_and_its_end_moves_it_back(clock):
     shaper = Shaper("1/s", clock=clock)
     shaper.reserve()
     turn = shaper.reserve()
@@ -59,7 +59,7 @@ def test_a_hold_moves_a_turn_and_its_end_moves_it_back(clock):
     assert shaper.held(key="other") == 0.0
 
 
-def test_a_store_with_a_clock_of_its_own_is_asked_by_its_clock():
+def test_a_store_with_a_clock_of_its_own_is_read_by_its_clock():
     clock = ManualClock(autojump=True)
     store = FarStore(clock, 0.001)
     shaper = Shaper("1/s", store=store, name="api")
@@ -76,7 +76,7 @@ GATES = st.lists(
 
 
 @given(GATES, st.integers(1, 3), st.integers(1, 3))
-def test_a_turn_that_has_travelled_is_the_same(gates, cost, before):
+def test_a_reservation_that_was_pickled_is_the_same(gates, cost, before):
     store = MemoryStore(ManualClock())
     here, there = (Policy("10/s", gates=gates, name="api", store=store).shaper for _ in range(2))
     for _ in range(before):

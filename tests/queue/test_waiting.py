@@ -1,4 +1,4 @@
-"""One sleep until the slot comes, in bounded steps; whoever stops waiting gives the slot back."""
+"""One sleep until the slot comes, in bounded steps; a call that stops waiting gives the slot back."""
 
 import anyio
 import pytest
@@ -40,7 +40,7 @@ def test_the_longest_step_can_be_chosen(stage, clock, step):
 
 
 @pytest.mark.parametrize("step", [0, -1, True, "", float("nan"), float("inf")])
-def test_what_is_no_longest_step(refused, step):
+def test_wrong_longest_steps_are_refused(refused, step):
     refused(lambda: Shaper("1/s", longest_sleep=step), "longest_sleep")
 
 
@@ -73,7 +73,7 @@ class Fidgety(ManualClock):
             await super().asleep(seconds, alarm)
 
 
-def test_nobody_leaves_early_who_is_woken_for_nothing(anyio_backend):
+def test_a_call_that_is_woken_for_nothing_does_not_leave_early(anyio_backend):
     clock = Fidgety(wakes=5)
     shaper = Shaper("1/s", clock=clock)
     shaper.reserve()
@@ -84,7 +84,7 @@ def test_nobody_leaves_early_who_is_woken_for_nothing(anyio_backend):
     assert clock.now() == 1_002
 
 
-def test_an_immediate_turn_does_not_sleep(clock, anyio_backend):
+def test_a_call_with_an_immediate_slot_does_not_sleep(clock, anyio_backend):
     shaper = Shaper("1/s", clock=clock)
     assert shaper.schedule("a").delay == 0.0
     assert anyio.run(shaper.aschedule, "b", backend=anyio_backend).delay == 0.0
@@ -93,7 +93,7 @@ def test_an_immediate_turn_does_not_sleep(clock, anyio_backend):
     assert clock.naps == []
 
 
-def test_with_takes_a_turn_of_the_default_key(clock):
+def test_with_takes_a_slot_of_the_default_key(clock):
     shaper = Shaper("1/s", clock=clock)
     entered = []
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_with_takes_a_turn_of_the_default_key(clock):
     assert shaper.reserve("default").delay == 1.0
 
 
-def test_async_with_takes_a_turn_of_the_default_key(stage, clock):
+def test_async_with_takes_a_slot_of_the_default_key(stage, clock):
     shaper = Shaper("1/s", clock=clock)
     entered = []
 
@@ -120,7 +120,7 @@ def test_async_with_takes_a_turn_of_the_default_key(stage, clock):
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_who_is_interrupted_in_mid_sleep_gives_the_turn_back(shaper, clock, interruption):
+def test_a_thread_that_is_interrupted_in_its_sleep_gives_the_slot_back(shaper, clock, interruption):
     def interrupt():
         raise interruption
 
@@ -133,7 +133,7 @@ def test_who_is_interrupted_in_mid_sleep_gives_the_turn_back(shaper, clock, inte
     assert shaper.reserve().delay == 1.0
 
 
-def test_an_interruption_long_after_falling_asleep_gives_the_place_to_the_next(clock):
+def test_an_interruption_long_after_falling_asleep_gives_the_slot_to_the_next(clock):
     shaper = Shaper("1 per 10min", clock=clock)
     shaper.reserve()
 
@@ -151,7 +151,7 @@ def test_an_interruption_long_after_falling_asleep_gives_the_place_to_the_next(c
     assert shaper.reserve().delay == 600 - 180
 
 
-def test_a_cancelled_task_gives_the_turn_back(stage, shaper):
+def test_a_cancelled_task_gives_the_slot_back(stage, shaper):
     cancelled = Cancellable()
 
     async def waiter():
@@ -167,7 +167,7 @@ def test_a_cancelled_task_gives_the_turn_back(stage, shaper):
     assert stage.left == [("newcomer", 1.0), ("behind", 2.0)]
 
 
-def test_a_cancellation_in_the_instant_of_departure_gives_the_turn_back(stage, shaper):
+def test_a_cancellation_in_the_instant_of_departure_gives_the_slot_back(stage, shaper):
     """Whether it has left already or not: both are possible, and in neither is the slot used twice."""
     cancelled, left = Cancellable(), []
 
@@ -183,7 +183,7 @@ def test_a_cancellation_in_the_instant_of_departure_gives_the_turn_back(stage, s
     assert stage.times == ([2.0] if left else [1.0])
 
 
-def test_a_timeout_gives_up_on_time_and_gives_the_turn_back(stage, shaper, clock):
+def test_a_timeout_ends_on_time_and_gives_the_slot_back(stage, shaper, clock):
     with pytest.raises(TimeoutError, match="key 'default': gave up waiting after 400 ms"):
         shaper.schedule(timeout=0.4)
     assert clock.now() == 1_000.4
@@ -202,7 +202,7 @@ def test_a_timeout_that_is_long_enough_changes_nothing(shaper, clock, timeout):
     assert clock.now() == 1_001
 
 
-def test_no_time_at_all_is_enough_for_an_immediate_turn(clock):
+def test_a_timeout_of_zero_is_enough_for_an_immediate_slot(clock):
     shaper = Shaper("1/s", clock=clock)
     assert shaper.schedule(timeout=0).delay == 0.0
     with pytest.raises(TimeoutError):
@@ -213,7 +213,7 @@ def test_no_time_at_all_is_enough_for_an_immediate_turn(clock):
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "", "soon", [1]])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_what_is_no_timeout_is_said_before_a_turn_is_taken(clock, refused, anyio_backend, timeout, ahead):
+def test_a_wrong_timeout_is_refused_before_a_slot_is_taken(clock, refused, anyio_backend, timeout, ahead):
     shaper = Shaper("1/s", clock=clock)
     for _ in range(ahead):
         shaper.reserve()
@@ -227,7 +227,7 @@ def test_what_is_no_timeout_is_said_before_a_turn_is_taken(clock, refused, anyio
     assert shaper.reserve().delay == ahead
 
 
-def test_closing_wakes_threads_and_gives_their_turns_back(crew, by_hand, until_asleep):
+def test_closing_wakes_threads_and_gives_their_slots_back(crew, by_hand, until_asleep):
     store = MemoryStore(by_hand)
     shaper = Shaper("1/s", store=store, name="api")
     shaper.reserve()
@@ -266,7 +266,7 @@ def test_closing_from_another_thread_wakes_tasks(crew, by_hand, until_asleep, an
     assert [type(error) for error in crew.raised()] == [StoreUnavailableError]
 
 
-def test_a_closed_shaper_makes_nobody_wait(clock):
+def test_a_closed_shaper_makes_no_call_wait(clock):
     own, shared = Shaper("1/s", clock=clock), Shaper("1/s", store=MemoryStore(clock), name="api")
     for shaper in (own, shared):
         shaper.reserve()
@@ -279,7 +279,7 @@ def test_a_closed_shaper_makes_nobody_wait(clock):
         own.reserve()
 
 
-def test_who_waits_through_a_reset_leaves_as_promised(stage, shaper):
+def test_calls_that_wait_through_a_reset_keep_their_slots(stage, shaper):
     for name in range(3):
         stage.wait_for(shaper, name)
     stage.at(0.5, shaper.reset)
@@ -288,7 +288,7 @@ def test_who_waits_through_a_reset_leaves_as_promised(stage, shaper):
     assert stage.left == [("newcomer", 0.6), (0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_who_is_cancelled_after_a_reset_gives_back_nothing_of_the_new_queue(stage, shaper):
+def test_a_call_cancelled_after_a_reset_gives_back_nothing_of_the_new_queue(stage, shaper):
     stage.wait_for(shaper, "gives up", timeout=0.8)
     stage.at(0.5, shaper.reset)
     for name in range(3):

@@ -1,7 +1,7 @@
-"""A simulation in virtual time: workers that find the rate of a server which does not tell it.
+"""A simulation in virtual time: workers that find the rate of a server which does not state it.
 
-Everything that happens is an event in a heap, and what is drawn is drawn from a seed. The
-workers' tasks call again and again, so that somebody always waits.
+Everything that happens is an event in a heap, and random values are drawn from a seed. The
+workers' tasks call again and again, so that a call is always waiting.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Run(NamedTuple):
 
     def refused(self, start: float, end: float) -> float:
         """The share of calls that were refused."""
-        told = [call.passed for call in self.calls if start <= call.arrived < end]
-        return 1 - sum(told) / len(told)
+        outcomes = [call.passed for call in self.calls if start <= call.arrived < end]
+        return 1 - sum(outcomes) / len(outcomes)
 
 
 def simulate(
@@ -138,10 +138,10 @@ def simulate(
         heapq.heappush(events, (when, next(order), what))
 
     def stay(now: float) -> None:
-        """Whoever slept was woken before."""
+        """The sleeper was woken before."""
 
     def changed(now: float) -> None:
-        """Whoever waits looks at whole tenths of a second: when this one ends, all hear of the change."""
+        """Waiting calls look at whole tenths of a second: when this one ends, all notice the change."""
         at((int(now / LOOK_S + 1e-6) + 1) * LOOK_S, wake)
 
     def wake(now: float) -> None:
@@ -170,7 +170,7 @@ def simulate(
                 at(now + rng.uniform(*latency) / 2, answered(held))
 
             def answered(held: float | None) -> Callable[[float], None]:
-                def tell(now: float) -> None:
+                def finish(now: float) -> None:
                     if held is None:
                         worker.succeeded(turn, now - left)
                     else:
@@ -178,7 +178,7 @@ def simulate(
                         changed(now)
                     ask(now)
 
-                return tell
+                return finish
 
             at(left + rng.uniform(*latency) / 2, arrive)
 
@@ -189,7 +189,7 @@ def simulate(
             passed_by.append(now)
         at(now + rng.expovariate(max(strangers(now), 1e-3)), stranger)  # type: ignore[misc]
 
-    def hear(event: Event) -> None:
+    def note(event: Event) -> None:
         if isinstance(event, RateChanged):
             rates.append((clock.now() - START_S, event.rate))
             changed(clock.now() - START_S)
@@ -199,7 +199,7 @@ def simulate(
             at(rng.uniform(0, 0.5), begin(number))
     if strangers is not None:
         at(0.0, stranger)
-    with listen(hear):
+    with listen(note):
         while events and events[0][0] < seconds:
             now, _, what = heapq.heappop(events)
             clock.set(START_S + now)

@@ -1,4 +1,4 @@
-"""The rate that is found is the one that the server bears, though it never says so, and changes it.
+"""The adaptive rate finds the rate that the server bears, though the server never states it, and changes it.
 
 Each simulation is one hour of a worker's life in a few seconds: from a minute on, at most 2 % of the calls
 are refused, and as many pass as the server lets pass, but for 10 %.
@@ -74,7 +74,7 @@ def test_a_limit_that_is_raised_is_found_within_a_minute_and_a_half(before, afte
 
 @pytest.mark.parametrize("seed", [6, 16])
 def test_strangers_at_the_same_limit_are_left_their_part(seed):
-    """Who else uses the limit, and how much of it, is told by refusals alone."""
+    """Other clients that use the limit, and how much of it they use, show only in refusals."""
     run = simulate(bucket(20), seconds=360, seed=seed, strangers=lambda now: 6 if now < 180 else 2)
     for at in (60, 120, 240, 300):
         others = sum(at <= when < at + 60 for when in run.strangers) / 60

@@ -26,7 +26,7 @@ def teach(shaper, clock):
         shaper.adaptive.succeeded(age=0.1)
 
 
-def test_raise_says_so():
+def test_raise_raises():
     shaper, clock = lost("raise")
     with pytest.raises(StoreUnavailableError):
         teach(shaper, clock)
@@ -37,11 +37,11 @@ def test_raise_says_so():
 @pytest.mark.parametrize("mode", ["open", "closed"])
 def test_open_and_closed_learn_nothing(mode):
     shaper, clock = lost(mode)
-    heard = []
-    with shaper.listen(heard.append):
+    events = []
+    with shaper.listen(events.append):
         teach(shaper, clock)
         assert shaper.adaptive.throttled(age=0, hold=5) == 0.0
-    assert heard == []
+    assert events == []
     assert bool(shaper.reserve()) is (mode == "open")
 
 
@@ -51,9 +51,9 @@ def test_local_learns_by_itself_at_a_share_of_the_bounds():
     assert [turn.delay for turn in turns] == pytest.approx([0, 1, 2], abs=1e-5)
     assert shaper.remaining(turns[-1]) == pytest.approx(2, abs=1e-5)
     assert turns[-1].decision.allowed
-    heard = []
-    with shaper.listen(heard.append):
+    events = []
+    with shaper.listen(events.append):
         teach(shaper, clock)
-    assert heard[-1].rate == pytest.approx(shaper.adaptive.rate(), rel=1e-3)
+    assert events[-1].rate == pytest.approx(shaper.adaptive.rate(), rel=1e-3)
     assert 1 < shaper.adaptive.rate() < 5, "it is half of what was stated, at most"
     assert turns[0].cancel() is False

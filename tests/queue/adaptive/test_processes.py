@@ -54,7 +54,7 @@ store.close()
 def test_four_processes_find_the_limit_of_one_server(script, prefix):
     """The rate in the store is what the server bears, the same for all; and hardly a call is refused.
 
-    Time is real, so what is said of it leaves room: a machine that stalls makes calls late, and the burst
+    Time is real, so the bounds leave room: a machine that stalls makes calls late, and the burst
     of the server, a second's worth, lets those pass that then come together.
     """
     bucket = TokenBucket(lambda _: LIMIT, LIMIT)

@@ -1,4 +1,4 @@
-"""Where bounds may be said, what does not go together, and what an operator sees of them."""
+"""Where bounds can be given, options that contradict each other, and what an operator sees of bounds."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from shapekit.stores.encoding import LiveKey
 BETWEEN = Adaptive(min="1/s", max="50/s")
 
 
-def test_it_is_said_in_all_the_places_where_a_rate_is():
+def test_bounds_are_accepted_wherever_a_rate_is():
     assert Policy.from_dict({"adaptive": {"min": "1/s", "max": 50}}).shaper.core.queue == (
         Shaper(adaptive=BETWEEN).core.queue
     )
@@ -43,11 +43,11 @@ def test_it_is_said_in_all_the_places_where_a_rate_is():
         ({"adaptive": "10/s"}, "adaptive"),
     ],
 )
-def test_what_does_not_go_together_is_refused(refused, beside, field):
+def test_contradicting_options_are_refused(refused, beside, field):
     refused(lambda: Shaper(**{"adaptive": BETWEEN, **beside}), field)
 
 
-def test_mistakes_say_what_is_wrong(refused, clock):
+def test_errors_name_the_wrong_option(refused, clock):
     refused(lambda: Adaptive(min="5/s", max="5/s"), "min")
     refused(lambda: Adaptive(min="1/week", max="1000/s"), "min")
     refused(lambda: Adaptive(min="1/s", max="5/s burst 3"), "max")
@@ -77,14 +77,14 @@ def test_an_operator_sees_the_bounds_and_the_rate(clock):
     assert meaning(policy, None)[0] == "as fast as the server bears, from 2 per second to 50 per second"
 
 
-def test_a_name_that_held_a_given_rate_holds_no_found_one():
+def test_a_name_with_a_given_rate_refuses_an_adaptive_one():
     store = MemoryStore(ManualClock())
     Shaper("1/s", store=store, name="api").reserve()
     with pytest.raises(ConfigError):
         Shaper(adaptive=BETWEEN, store=store, name="api")
 
 
-def test_other_bounds_go_on_from_the_rate_that_was_found(clock):
+def test_other_bounds_continue_from_the_rate_that_was_found(clock):
     store = MemoryStore(clock)
     shaper = Shaper(adaptive=BETWEEN, store=store, name="api")
     for _ in range(20):
@@ -95,10 +95,10 @@ def test_other_bounds_go_on_from_the_rate_that_was_found(clock):
     assert wider.adaptive.rate() == pytest.approx(found, rel=1e-3)
 
 
-def test_a_reservation_tells_what_one_of_that_rate_tells(clock):
+def test_a_reservation_has_the_decision_of_one_at_that_rate(clock):
     adaptive, plain = Shaper(adaptive=BETWEEN, clock=clock), Shaper("1/s", clock=clock)
     for step_s in (0, 0, 0, 1.5, 0.25, 7):
         clock.advance(step_s)
-        told, expected = (shaper.reserve().decision for shaper in (adaptive, plain))
-        assert told._replace(receipt=None) == expected._replace(receipt=None)
-        assert told.current >= 1
+        decision, expected = (shaper.reserve().decision for shaper in (adaptive, plain))
+        assert decision._replace(receipt=None) == expected._replace(receipt=None)
+        assert decision.current >= 1

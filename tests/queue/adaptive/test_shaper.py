@@ -26,7 +26,7 @@ def raised(shaper, clock, *, seconds=4):
     return shaper.adaptive.rate()
 
 
-# told by hand
+# outcomes reported by hand
 
 
 def test_it_begins_at_the_lowest_rate_and_paces_by_it(clock):
@@ -49,8 +49,8 @@ def test_success_raises_it_and_a_refusal_lowers_it_once(clock):
     assert shaper.resume() == 0.25
 
 
-def test_what_succeeded_is_told_ahead_of_a_refusal(clock):
-    """Else nobody could know that it is another incident."""
+def test_successes_are_reported_ahead_of_a_refusal(clock):
+    """Otherwise the second refusal would count as the same incident."""
     shaper = Shaper(adaptive=BETWEEN, clock=clock)
     raised(shaper, clock)
     shaper.adaptive.throttled(age=0.1)
@@ -63,7 +63,7 @@ def test_what_succeeded_is_told_ahead_of_a_refusal(clock):
 
 
 def test_calls_that_did_not_wait_raise_nothing(clock):
-    """Nobody was using the rate, so that they succeeded does not show that the server bears it."""
+    """No call used the rate up, so their success does not show that the server bears it."""
     shaper = Shaper(adaptive=BETWEEN, clock=clock)
     for _ in range(50):
         clock.advance(0.2)
@@ -71,17 +71,17 @@ def test_calls_that_did_not_wait_raise_nothing(clock):
     assert shaper.adaptive.rate() == pytest.approx(1)
 
 
-def test_successes_are_told_once_a_second_and_refusals_at_once(clock):
+def test_successes_are_sent_once_a_second_and_refusals_at_once(clock):
     class Counting(MemoryStore):
         def __init__(self, clock):
             super().__init__(clock)
-            self.asked = []
+            self.operations = []
 
         def bind(self, name, program, operation):
             apply = super().bind(name, program, operation)
 
             def counted(key, *args):
-                self.asked.append(operation)
+                self.operations.append(operation)
                 return apply(key, *args)
 
             return counted
@@ -91,11 +91,11 @@ def test_successes_are_told_once_a_second_and_refusals_at_once(clock):
     for _ in range(200):
         clock.advance(0.05)
         shaper.adaptive.succeeded(age=0.01)
-    assert store.asked.count(SUCCEEDED) in (9, 10)
+    assert store.operations.count(SUCCEEDED) in (9, 10)
     clock.advance(0.01)
     shaper.adaptive.throttled(age=0)
     shaper.adaptive.throttled(age=0)
-    assert store.asked[-3:] in ([SUCCEEDED, THROTTLED, THROTTLED], [SUCCEEDED] + [THROTTLED] * 2)
+    assert store.operations[-3:] in ([SUCCEEDED, THROTTLED, THROTTLED], [SUCCEEDED] + [THROTTLED] * 2)
 
 
 def test_the_server_states_a_cap_and_raises_it_again(clock):
@@ -109,8 +109,8 @@ def test_the_server_states_a_cap_and_raises_it_again(clock):
     assert shaper.adaptive.rate() == pytest.approx(10), "it may be faster now, and is as fast as was found"
 
 
-def test_waiters_hear_that_the_rate_was_raised(clock):
-    """Who waits 20 s for a slot at 1/s leaves at the new rate, at most 100 ms late, in order."""
+def test_waiting_calls_move_when_the_rate_is_raised(clock):
+    """A call that waits 20 s for a slot at 1/s leaves at the new rate, at most 100 ms late, in order."""
     shaper = Shaper(adaptive=BETWEEN, clock=clock)
     left, rates = [], [(0.0, shaper.adaptive.rate())]
     listening = shaper.listen(lambda event: rates.append((clock.now(), getattr(event, "rate", rates[-1][1]))))
@@ -162,15 +162,15 @@ def test_a_wait_that_grows_too_long_is_refused(clock):
     assert shaper.remaining(accepted[-1]) > 10
 
 
-def test_it_is_told_what_becomes_of_the_rate(clock):
+def test_listeners_get_every_change_of_the_rate(clock):
     shaper = Shaper(adaptive=BETWEEN, clock=clock, name="api")
-    heard = []
-    with shaper.listen(heard.append):
+    events = []
+    with shaper.listen(events.append):
         raised(shaper, clock, seconds=2)
         shaper.adaptive.throttled(age=0.1, hold=1)
         shaper.adaptive.throttled(age=0.1)
-    *rises, fall, held = heard
-    assert [type(event) for event in heard] == [RateChanged] * (len(rises) + 1) + [Held]
+    *rises, fall, held = events
+    assert [type(event) for event in events] == [RateChanged] * (len(rises) + 1) + [Held]
     assert all(event.rate > event.before for event in rises)
     assert fall.before == pytest.approx(rises[-1].rate, rel=0.5)
     assert (fall.policy, fall.key, fall.rate) == ("api", "default", pytest.approx(fall.before * 0.75))
@@ -194,28 +194,30 @@ def test_the_awaitable_forms_do_the_same():
     def story(call):
         clock = ManualClock(1_000.0)
         shaper = Shaper(adaptive=BETWEEN, clock=clock)
-        told = []
+        answers = []
         for _ in range(12):
             clock.advance(0.3)
-            told.append(call(shaper.adaptive, "succeeded", age=0.1))
-        told.append(call(shaper.adaptive, "throttled", age=0.1, hold="2s"))
-        told.append(call(shaper.adaptive, "stated", 60, "1m", age=0.1))
-        told.append(call(shaper.adaptive, "rate"))
-        return told
+            answers.append(call(shaper.adaptive, "succeeded", age=0.1))
+        answers.append(call(shaper.adaptive, "throttled", age=0.1, hold="2s"))
+        answers.append(call(shaper.adaptive, "stated", 60, "1m", age=0.1))
+        answers.append(call(shaper.adaptive, "rate"))
+        return answers
 
     async def awaited(method, *args, **named):
         return await method(*args, **named)
 
-    def aloud(shaper, name, *args, **named):
+    def awaitable(shaper, name, *args, **named):
         return anyio.run(lambda: awaited(getattr(shaper, f"a{name}"), *args, **named))
 
-    assert story(lambda shaper, name, *args, **named: getattr(shaper, name)(*args, **named)) == story(aloud)
+    assert story(lambda shaper, name, *args, **named: getattr(shaper, name)(*args, **named)) == story(
+        awaitable
+    )
 
 
-# told by answers
+# outcomes read in answers
 
 
-def test_answers_that_are_observed_tell_the_shaper(clock):
+def test_observed_answers_change_the_rate(clock):
     policy = Policy(adaptive=BETWEEN, clock=clock)
     for _ in range(12):
         with policy.admit() as admission:
@@ -249,7 +251,7 @@ LAST = {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "2"}
         *((Answer(status, **LAST), "auto", True) for status in (402, 403, 429, 503, 529)),
     ],
 )
-def test_only_what_says_too_fast_lowers_the_rate(clock, answer, dialect, lowers):
+def test_only_answers_that_mean_too_fast_lower_the_rate(clock, answer, dialect, lowers):
     policy = Policy(adaptive=BETWEEN, clock=clock, feedback=Feedback(dialect))
     before = raised(policy.shaper, clock)
     with policy.admit() as admission:
@@ -272,7 +274,7 @@ def test_a_refusal_about_a_part_of_the_server_lowers_nothing(clock):
     assert policy.shaper.held() == 0
 
 
-def test_answers_to_calls_that_had_not_to_wait_raise_nothing(clock):
+def test_answers_to_calls_that_did_not_wait_raise_nothing(clock):
     policy = Policy(adaptive=BETWEEN, clock=clock)
     for _ in range(20):
         clock.advance(2)
@@ -290,8 +292,8 @@ def test_a_named_dialect_is_believed_within_bounds_and_a_guessed_one_is_not(cloc
     policy = Policy(adaptive=Adaptive(min="10/s", max="50/s"), clock=clock, feedback=Feedback(dialect))
     with policy.admit() as admission:
         pass
-    said = {"RateLimit": '"default";r=50;t=30', "RateLimit-Policy": f'"default";q=120;w={window_s}'}
-    admission.observe(Answer(200, **said))
+    headers = {"RateLimit": '"default";r=50;t=30', "RateLimit-Policy": f'"default";q=120;w={window_s}'}
+    admission.observe(Answer(200, **headers))
     assert policy.shaper.adaptive.rate() == pytest.approx(rate, rel=1e-4)
 
 
@@ -324,7 +326,7 @@ def test_a_step_of_the_date_makes_no_call_older_or_younger(step, left_before):
     assert len(rates) == 1
 
 
-def test_awaited_observing_tells_it_too(clock):
+def test_awaited_observing_changes_the_rate_too(clock):
     policy = Policy(adaptive=BETWEEN, clock=clock)
 
     async def main():
@@ -343,7 +345,7 @@ def test_awaited_observing_tells_it_too(clock):
     assert after < before
 
 
-def test_what_is_only_measured_learns_nothing(clock):
+def test_without_enforcement_the_rate_learns_nothing(clock):
     policy = Policy(adaptive=BETWEEN, clock=clock, enforce=False)
     with policy.admit() as admission:
         pass

@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_bodies: Bodies
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """The log is not read."""
 
     def do_GET(self) -> None:
         bodies = self.server_bodies
@@ -123,6 +123,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"5\r\nbegin\r\n")
         self.wfile.flush()
         wait()  # type: ignore[operator]
-        # Counted before the end is sent: nobody can know of the end before it is counted.
+        # Counted before the end is sent: no client can learn of the end before it is counted.
         self.server_bodies.end()
         self.wfile.write(b"3\r\nend\r\n0\r\n\r\n")

@@ -23,7 +23,7 @@ def is_forgotten(policy):
 
 
 class Inside:
-    """Counts who is inside, and the most there ever were."""
+    """Counts the callers inside, and the most there ever were."""
 
     def __init__(self):
         self._lock = threading.Lock()

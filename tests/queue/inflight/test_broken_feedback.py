@@ -1,4 +1,4 @@
-"""What reads the answers fails: the caller has the answer all the same, and the permit is free afterwards."""
+"""Where reading the answer fails, the caller still gets the answer, and the permit is free afterwards."""
 
 import asyncio
 

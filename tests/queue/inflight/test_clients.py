@@ -39,7 +39,7 @@ def server():
 
 @pytest.fixture(params=["memory", "file"])
 def policy(request, tmp_path):
-    """One permit, and whoever waits for it waits at most as long as a test is waited for."""
+    """One permit; a call waits for it at most as long as a test is waited for."""
     store = SQLiteStore(tmp_path / "limits.db") if request.param == "file" else None
     policy = Policy(concurrency=1, name="api", store=store, max_wait=PATIENCE_S)
     yield policy
@@ -58,7 +58,7 @@ def is_taken(policy):
 
 
 def is_free(policy):
-    """Whether there is a permit; a call that was dropped without a word gives it back by somebody else."""
+    """Whether there is a permit; the permit of a call that was dropped is given back by another thread."""
     with policy.admit():
         return True
 
@@ -374,7 +374,7 @@ def test_aiohttp_gives_the_permit_back_however_the_body_is_given_up(how, server,
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await response.read()
             else:
-                # Its connection keeps a response that nobody has any more, until the body ends or it does.
+                # Its connection keeps a response that is referenced no more, until the body ends or it does.
                 del response
                 gc.collect()
                 assert is_taken(policy)
@@ -388,7 +388,7 @@ def test_aiohttp_gives_the_permit_back_however_the_body_is_given_up(how, server,
     on_asyncio(work)
 
 
-def test_aiohttp_in_one_process_gives_it_back_before_whoever_read_goes_on(server):
+def test_aiohttp_in_one_process_gives_it_back_before_its_reader_goes_on(server):
     async def work():
         middleware = shaped_aiohttp.shaped_middleware(concurrency=1, max_wait=0)
         async with aiohttp.ClientSession(server.url, middlewares=[middleware]) as session:

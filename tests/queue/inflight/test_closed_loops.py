@@ -1,4 +1,4 @@
-"""A loop that was closed under a call on its way to a permit keeps none, whoever asks next and however."""
+"""A loop closed under a call on its way to a permit keeps none, however the next call asks for it."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ _names = count()
 
 def over_redis():
     store = RedisStore.from_url(shared_server().url, prefix=f"closed{next(_names)}")
-    # On threads: of connections that go with their loop redis-py says that nobody closed them.
+    # On threads: redis-py warns of connections that end with their loop without having been closed.
     store._loops = None
     return store
 
@@ -39,7 +39,7 @@ def store(request, tmp_path):
 
 @pytest.fixture
 def policy(store):
-    # None of its leases ends, and nobody renews one, before the test has ended.
+    # None of its leases ends, and none is renewed, before the test has ended.
     return Policy(concurrency=1, name="api", store=store)
 
 
@@ -69,14 +69,14 @@ class Left:
 
 def in_line(policy):
     """A thread that waits for a permit; what to wait for until it had one."""
-    has_sat = threading.Event()
+    has_permit = threading.Event()
 
-    def sit():
+    def wait():
         with policy.admit():
-            has_sat.set()
+            has_permit.set()
 
-    threading.Thread(target=sit, daemon=True).start()
-    return has_sat
+    threading.Thread(target=wait, daemon=True).start()
+    return has_permit
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
@@ -92,16 +92,16 @@ def test_a_newcomer_has_the_permit(policy, is_dropped):
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-def test_whoever_is_behind_has_the_permit(policy, is_dropped):
+def test_a_call_waiting_behind_has_the_permit(policy, is_dropped):
     left = Left(policy)
     with policy.admit():
         left.run_until_in_line()
-        has_sat = in_line(policy)
+        has_permit = in_line(policy)
         while standing(policy) != (1, 2):
             pass
         left.close(is_dropped=is_dropped)
-        assert not has_sat.is_set()
-    assert has_sat.wait(PATIENCE_S)
+        assert not has_permit.is_set()
+    assert has_permit.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
@@ -116,22 +116,22 @@ def test_a_permit_that_was_given_before_the_loop_was_closed_comes_free(policy, i
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-def test_whoever_waits_behind_such_a_permit_finds_out(is_dropped):
-    """In one process nobody renews anything: those who wait look whether their own loops are still there."""
+def test_a_call_waiting_behind_such_a_permit_finds_out(is_dropped):
+    """In one process no lease is renewed: waiting calls check whether the loops of others are still there."""
     clock = ManualClock(1_000.0, autojump=True)
     policy = Policy(concurrency=1, name="api", clock=clock)
     left = Left(policy)
     with policy.admit():
         for _ in range(9):
             left.loop.run_until_complete(asyncio.sleep(0))
-        has_sat = in_line(policy)
+        has_permit = in_line(policy)
         while standing(policy) != (1, 2):
             pass
     left.close(is_dropped=is_dropped)
-    assert has_sat.wait(PATIENCE_S)
+    assert has_permit.wait(PATIENCE_S)
 
 
-def test_a_renewal_gives_back_what_nobody_asks_for(policy):
+def test_a_renewal_gives_back_a_permit_that_no_call_waits_for(policy):
     left = Left(policy)
     with policy.admit():
         left.run_until_in_line()

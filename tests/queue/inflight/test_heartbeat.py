@@ -17,7 +17,7 @@ TRIP_S, TIMEOUT_S, LEASE_S = 0.03, 1.0, 6
 
 
 class Far(SlowStore):
-    """A store behind an event loop, of which parts can be lost; `is_lost(key)` says which do not answer."""
+    """A store behind an event loop, parts of which can be lost; `is_lost(key)` tells which do not answer."""
 
     awaited_only = True
 

@@ -12,7 +12,7 @@ from shapekit._runtime.drivers import run
 
 from .rooms import given_back, is_forgotten, standing
 
-# What comes before an admission is entered leaves it so, as it leaves a coroutine that nobody awaits yet.
+# An interrupt before an admission is entered leaves it unentered, like a coroutine that is not awaited yet.
 pytestmark = pytest.mark.filterwarnings("ignore:the admission of .* was never entered:RuntimeWarning")
 
 OURS = (
@@ -58,7 +58,7 @@ class Interrupt:
 
 def interrupted_at_every_line(make, work):
     """Interrupts `work` at one line after the other, until it comes through; returns how many there were."""
-    # Whoever is lost is found by looking through all that was made since, a few hundred times.
+    # Lost permits are found by looking through all objects made since, a few hundred times.
     gc.collect()
     gc.freeze()
     for at in range(1, 2_000):
@@ -87,7 +87,7 @@ def test_a_call_that_is_interrupted_anywhere_has_no_permit():
 
 def test_a_caller_that_is_interrupted_anywhere_while_it_waits_has_no_place():
     def work(policy):
-        # As a whole: who has the permit leaves, whatever becomes of who waits.
+        # As a whole: the call with the permit leaves, whatever becomes of the waiting one.
         admission = policy.admit()
         try:
             admission.__enter__()

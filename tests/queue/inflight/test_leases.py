@@ -1,4 +1,4 @@
-"""What a process hears of others, how long its permits are its own, what a lost reply or a reset costs."""
+"""What a process learns of others, how long its permits are its own, the cost of a lost reply or a reset."""
 
 import threading
 import time
@@ -20,12 +20,12 @@ from shapekit.testing import FaultyStore
 from .rooms import PATIENCE_S, seconds, standing
 
 LONG = "300d"
-"""A lease where time jumps while a file is being asked."""
+"""A lease for tests where time jumps while a file is read."""
 
 
 @pytest.mark.anyio
-async def test_whoever_waits_on_a_shared_store_hears_of_others_by_one_look_for_all(clock):
-    # Two objects on one truth: what the one does, the other only hears of when it looks.
+async def test_calls_that_wait_on_a_shared_store_share_one_look_for_all(clock):
+    # Two policies on one store: what the one does, the other learns only when it looks.
     truth = MemoryStore(clock)
     store, left = FaultyStore(truth), []
     mine, theirs = (Policy(concurrency=1, name="api", store=one) for one in (store, truth))
@@ -43,9 +43,9 @@ async def test_whoever_waits_on_a_shared_store_hears_of_others_by_one_look_for_a
             tasks.start_soon(call, number)
         while standing(theirs)[1] < 10:
             await checkpoint()
-        asked = store.calls
+        before = store.calls
         await mine.shaper.core.sleepers.asleep(began_us + 3_000_000)
-        looks = store.calls - asked
+        looks = store.calls - before
         theirs_in.leave()
     assert 20 <= looks <= 40, "one for ten who wait, and the longer it is quiet, the fewer"
     assert sorted(number for number, _ in left) == list(range(10))
@@ -59,7 +59,7 @@ def test_a_crashed_worker_keeps_its_permit_until_its_lease_is_over(tmp_path):
     store, other = (SQLiteStore(tmp_path / "limits.db", clock=clock) for _ in range(2))
     limit = Concurrency(1, "1s")
     policy, permitted_at = Policy(concurrency=limit, name="api", store=store), []
-    # A process that takes a permit and never says anything again.
+    # A process that takes a permit and is never heard of again.
     assert other.bind("api.permits", limit, ENTER)("default", 4711, 1, 0)[0] == 0
 
     def wait():
@@ -132,11 +132,11 @@ class OddStore(SQLiteStore):
     def bind_many(self, name, program, operation):
         apply = super().bind_many(name, program, operation)
 
-        def odd(*asked):
+        def odd(*args):
             if operation is KEEP and not self.has_failed:
                 self.has_failed = True
                 raise OSError("odd")
-            return apply(*asked)
+            return apply(*args)
 
         return odd
 
@@ -167,14 +167,14 @@ def test_an_answer_that_comes_late_does_not_put_off_the_next_renewal(tmp_path):
             # The keeper, a thread of its own, may have something to do.
             with clock._changed:
                 assert clock._changed.wait_for(lambda: clock._sleepers, PATIENCE_S)
-        asked = store.calls - before
+        calls = store.calls - before
         store.mend()
-    assert asked == 10
+    assert calls == 10
     inner.close()
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_where_no_thread_is_left_nobody_has_a_permit(tmp_path, monkeypatch, is_shared):
+def test_where_no_thread_is_left_no_call_gets_a_permit(tmp_path, monkeypatch, is_shared):
     store = SQLiteStore(tmp_path / "limits.db") if is_shared else MemoryStore()
     policy = Policy(concurrency=1, name="api", store=store)
 
@@ -193,7 +193,7 @@ def test_where_no_thread_is_left_nobody_has_a_permit(tmp_path, monkeypatch, is_s
     store.close()
 
 
-def test_who_loses_the_store_renews_when_it_is_back(tmp_path):
+def test_leases_are_renewed_when_a_lost_store_is_back(tmp_path):
     clock = ManualClock(1_000.0)
     store = FaultyStore(SQLiteStore(tmp_path / "limits.db", clock=clock))
     other = SQLiteStore(tmp_path / "limits.db", clock=clock)
@@ -221,7 +221,7 @@ def test_who_loses_the_store_renews_when_it_is_back(tmp_path):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("where", ["memory", "file"])
-async def test_a_lost_reply_costs_nobody_a_permit(where, clock, file):
+async def test_a_lost_reply_costs_no_permit(where, clock, file):
     store = FaultyStore(MemoryStore(clock) if where == "memory" else file())
     policy = Policy(concurrency=Concurrency(1, LONG), name="api", store=store)
     for is_entering in (True, False):
@@ -240,8 +240,8 @@ async def test_a_lost_reply_costs_nobody_a_permit(where, clock, file):
 
 
 @pytest.mark.anyio
-@pytest.mark.filterwarnings("ignore:concurrency=1 is used up")  # by the task that starts those who wait
-async def test_who_stands_in_line_when_the_key_is_reset_stands_there_again(clock):
+@pytest.mark.filterwarnings("ignore:concurrency=1 is used up")  # by the task that starts the waiting ones
+async def test_calls_that_wait_when_the_key_is_reset_keep_waiting(clock):
     store = MemoryStore(clock)
     policy, left = Policy(concurrency=1, name="api", store=store), []
 
@@ -260,13 +260,13 @@ async def test_who_stands_in_line_when_the_key_is_reset_stands_there_again(clock
 
 
 @pytest.mark.anyio
-async def test_after_a_change_of_limits_nobody_asks_without_a_pause_while_a_permit_is_unsure(clock):
-    truth, asked = MemoryStore(clock), []
+async def test_after_a_change_of_limits_questions_keep_a_pause_while_a_permit_is_unsure(clock):
+    truth, questions = MemoryStore(clock), []
     mine, theirs = (Policy(concurrency=1, name="api", store=one) for one in (FaultyStore(truth), truth))
 
     async def heal(*_):
-        asked.append(clock.now_us())
-        assert len(asked) < 100
+        questions.append(clock.now_us())
+        assert len(questions) < 100
 
     async def call():
         async with mine.aadmit():
@@ -286,10 +286,10 @@ async def test_after_a_change_of_limits_nobody_asks_without_a_pause_while_a_perm
         await mine.shaper.core.sleepers.asleep(clock.now_us() + SECOND_US)
         at_key.unsure_until_us = 0
         theirs_in.leave()
-    assert 1 <= len(asked) <= 40
+    assert 1 <= len(questions) <= 40
 
 
-def test_who_was_forgotten_knows_it_also_if_the_first_of_its_process_is_back_before_it_looks(clock):
+def test_a_forgotten_waiter_stays_lost_when_an_earlier_one_is_back_before_it_looks(clock):
     registry = Policy(concurrency=1, name="api", store=MemoryStore(clock)).permits.registry
     call = Permit(None, "default")
     registry.admit(call)
@@ -312,7 +312,7 @@ def test_in_one_process_no_lease_ends(clock):
 
 
 @pytest.mark.anyio
-async def test_when_the_one_who_looks_gives_up_another_one_looks(clock):
+async def test_when_the_call_that_looks_is_cancelled_another_one_looks(clock):
     truth = MemoryStore(clock)
     mine, theirs = (Policy(concurrency=1, name="api", store=one) for one in (FaultyStore(truth), truth))
     permitted_after_s = []
@@ -325,11 +325,11 @@ async def test_when_the_one_who_looks_gives_up_another_one_looks(clock):
     async with anyio.create_task_group() as tasks:
         first = anyio.CancelScope()
 
-        async def looker():
+        async def first_call():
             with first:
                 await call()
 
-        tasks.start_soon(looker)
+        tasks.start_soon(first_call)
         while standing(theirs)[1] < 1:
             await checkpoint()
         tasks.start_soon(call)

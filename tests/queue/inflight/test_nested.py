@@ -1,4 +1,4 @@
-"""A call that would wait for calls which it is a part of says so, and does not wait where that is certain."""
+"""A call that would wait for a call which it is a part of warns, or raises where it would wait for ever."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ def store(request, tmp_path):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_function_that_calls_itself_is_told(store, concurrency):
+def test_a_function_that_calls_itself_raises(store, concurrency):
     policy, depths = Policy(concurrency=concurrency, name="p", store=store), []
 
     @shaped(policy=policy)
@@ -81,7 +81,7 @@ def test_a_function_that_calls_itself_is_told(store, concurrency):
 
 @pytest.mark.parametrize("runner", ["asyncio", "trio"])
 @pytest.mark.parametrize("kind", ["memory", "awaited"])
-def test_a_coroutine_function_that_calls_another_is_told(runner, kind):
+def test_a_coroutine_function_that_calls_another_raises(runner, kind):
     store = MemoryStore() if kind == "memory" else FaultyStore(MemoryStore())
     policy = Policy(concurrency=1, name="p", store=store)
 
@@ -99,7 +99,7 @@ def test_a_coroutine_function_that_calls_another_is_told(runner, kind):
 
 
 @pytest.mark.parametrize("runner", ["asyncio", "trio"])
-def test_a_function_that_runs_a_loop_is_told_of_what_is_called_there(policy, runner):
+def test_a_function_that_runs_a_loop_with_a_nested_call_raises(policy, runner):
     @shaped(policy=policy)
     async def inner():
         raise AssertionError("it cannot leave")
@@ -114,12 +114,12 @@ def test_a_function_that_runs_a_loop_is_told_of_what_is_called_there(policy, run
 
 
 @pytest.mark.parametrize("waits", [{"max_wait": 0}, {"max_wait": SOON}, {"timeout": SOON}])
-def test_what_does_not_wait_for_ever_ends_as_before(policy, waits):
+def test_nested_calls_with_a_bound_end_as_before(policy, waits):
     with policy.admit(), pytest.raises((QueueFullError, TimeoutError)):
         policy.admit(**waits).__enter__()
 
 
-def test_other_keys_policies_and_stores_are_no_part_of_it():
+def test_calls_of_other_keys_policies_and_stores_do_not_count():
     policies = [Policy(concurrency=1, name=name) for name in ("a", "a", "b")]
     with contextlib.ExitStack() as stack:
         for policy in policies:
@@ -127,7 +127,7 @@ def test_other_keys_policies_and_stores_are_no_part_of_it():
                 stack.enter_context(policy.admit(key))
 
 
-def test_what_is_over_is_no_part_of_it(policy):
+def test_calls_that_are_over_do_not_count(policy):
     for _ in range(200):
         with policy.admit():
             pass
@@ -150,7 +150,7 @@ def in_child(work):
     return child, read
 
 
-def test_a_forked_child_waits_for_its_parent_s_calls_and_is_told_of_its_own(tmp_path):
+def test_a_forked_child_waits_for_its_parents_calls_and_raises_for_its_own(tmp_path):
     policy = Policy(concurrency=1, name="p", store=SQLiteStore(tmp_path / "limits.db"))
 
     @shaped(policy=policy)
@@ -177,16 +177,16 @@ def test_a_forked_child_waits_for_its_parent_s_calls_and_is_told_of_its_own(tmp_
     policy.shaper.core.store.close()
 
 
-# perhaps: whoever else may end it
+# possible: another thread or task may end the outer call
 
 
-def test_a_block_in_a_block_is_told(policy):
+def test_a_block_in_a_block_warns(policy):
     with policy.admit(), pytest.raises(RuntimeWarning, match=PERHAPS):
         policy.admit().__enter__()
     assert standing(policy) == (0, 0)
 
 
-def test_one_that_another_thread_ends_is_waited_for(policy):
+def test_a_call_that_another_thread_ends_is_waited_for(policy):
     first = policy.admit().__enter__()
 
     def leave_when_awaited():
@@ -197,14 +197,14 @@ def test_one_that_another_thread_ends_is_waited_for(policy):
 
     ending = threading.Thread(target=leave_when_awaited)
     ending.start()
-    with pytest.warns(RuntimeWarning, match=PERHAPS) as told, policy.admit():
+    with pytest.warns(RuntimeWarning, match=PERHAPS) as warned, policy.admit():
         assert standing(policy) == (1, 0)
     ending.join()
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.parametrize("runner", ["asyncio", "trio"])
-def test_children_of_a_task_that_holds_it_are_told_and_go_on_when_it_ends(policy, runner):
+def test_children_of_a_task_with_the_permit_warn_and_go_on_when_it_ends(policy, runner):
     visits = []
 
     async def child():
@@ -226,7 +226,7 @@ def test_children_of_a_task_that_holds_it_are_told_and_go_on_when_it_ends(policy
 
 
 @pytest.mark.parametrize("runner", ["asyncio", "trio"])
-def test_tasks_beside_each_other_are_not_told(policy, runner):
+def test_tasks_beside_each_other_do_not_warn(policy, runner):
     async def sibling():
         for _ in range(3):
             async with policy.aadmit():
@@ -242,8 +242,8 @@ def test_tasks_beside_each_other_are_not_told(policy, runner):
     anyio.run(work, backend=runner)
 
 
-def test_threads_beside_each_other_are_not_told(policy):
-    told = []
+def test_threads_beside_each_other_do_not_warn(policy):
+    caught = []
 
     def work():
         try:
@@ -251,17 +251,17 @@ def test_threads_beside_each_other_are_not_told(policy):
                 with policy.admit():
                     pass
         except RuntimeWarning as warning:
-            told.append(warning)
+            caught.append(warning)
 
     threads = [threading.Thread(target=work) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert not told
+    assert not caught
 
 
-def test_a_thread_that_a_task_sends_its_work_to_is_told(policy):
+def test_a_thread_that_works_for_a_task_with_the_permit_warns(policy):
     def inner():
         with policy.admit():
             raise AssertionError("it cannot leave")
@@ -277,7 +277,7 @@ def test_a_thread_that_a_task_sends_its_work_to_is_told(policy):
 # clients: a response that is still open
 
 
-def test_httpx_with_an_open_stream_is_told(both, server):
+def test_httpx_with_an_open_stream_warns(both, server):
     library, wrapper = both
     with library.Client(transport=wrapper.ShapedTransport(concurrency=1)) as client:
         url = f"{server.url}/plain"
@@ -287,7 +287,7 @@ def test_httpx_with_an_open_stream_is_told(both, server):
 
 
 @pytest.mark.parametrize("runner", ["asyncio", "trio"])
-def test_httpx_awaited_with_an_open_stream_is_told(both, server, runner):
+def test_httpx_awaited_with_an_open_stream_warns(both, server, runner):
     library, wrapper = both
 
     async def work():
@@ -301,7 +301,7 @@ def test_httpx_awaited_with_an_open_stream_is_told(both, server, runner):
     anyio.run(work, backend=runner)
 
 
-def test_requests_with_an_open_stream_is_told(server):
+def test_requests_with_an_open_stream_warns(server):
     with shape(requests.Session(), concurrency=1) as session:
         url = f"{server.url}/plain"
         with session.get(url, stream=True), pytest.raises(RuntimeWarning, match="close the response"):
@@ -309,7 +309,7 @@ def test_requests_with_an_open_stream_is_told(server):
         assert session.get(url).status_code == 200
 
 
-def test_aiohttp_with_an_open_response_is_told(server):
+def test_aiohttp_with_an_open_response_warns(server):
     server.hold()
 
     async def work():

@@ -15,7 +15,7 @@ def shown(*words):
     return ran.output
 
 
-def test_top_shows_who_is_in_flight(tmp_path):
+def test_top_shows_calls_in_flight(tmp_path):
     file = tmp_path / "limits.db"
     store = SQLiteStore(file)
     policy = Policy(concurrency=20, name="api", store=store)
@@ -27,11 +27,11 @@ def test_top_shows_who_is_in_flight(tmp_path):
     store.close()
 
 
-def test_check_says_what_may_be_in_flight(tmp_path):
+def test_check_shows_how_many_calls_may_be_in_flight(tmp_path):
     (tmp_path / "limits.toml").write_text('[api]\nrate = "10/s"\nconcurrency = 20\n[b]\nconcurrency = 1\n')
-    told = shown("check", tmp_path / "limits.toml")
-    assert "at most 20 calls in flight at once" in told
-    assert "at most 1 call in flight at once" in told
+    output = shown("check", tmp_path / "limits.toml")
+    assert "at most 20 calls in flight at once" in output
+    assert "at most 1 call in flight at once" in output
 
 
 def test_a_celery_task_cannot_hold_a_permit(refused):
@@ -40,7 +40,7 @@ def test_a_celery_task_cannot_hold_a_permit(refused):
         {"policy": Policy(concurrency=5)},
         Policy(concurrency=Concurrency(5)),
     ):
-        error = refused(lambda told=shape: checked_shape(told), "shape['concurrency']")
+        error = refused(lambda options=shape: checked_shape(options), "shape['concurrency']")
         assert "client" in error.fix
     with pytest.raises(ValueError, match="unknown"):
         checked_shape({"concurency": 5})

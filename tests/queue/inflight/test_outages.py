@@ -1,4 +1,4 @@
-"""What becomes of calls in flight, and of those to come, while the store is gone; and when it is back."""
+"""What becomes of calls in flight and of new ones while the store is gone, and when it is back."""
 
 import pytest
 
@@ -31,7 +31,7 @@ class Worker:
         return self.policy.admit().__enter__()
 
 
-def test_open_lets_everything_go_uncounted():
+def test_open_admits_every_call_uncounted():
     worker = Worker("open")
     before = [worker.enter() for _ in range(4)]
     worker.faulty.down = True
@@ -53,7 +53,7 @@ def test_closed_refuses_and_raise_raises():
             worker.enter()
         before.pop().leave()
         worker.recover()
-        # The next who asks tells the store what is over.
+        # The next call tells the store which calls are over.
         worker.enter().leave()
         assert standing(worker.witness) == (1, 0)
         before.pop().leave()
@@ -112,7 +112,7 @@ def test_a_share_of_few_permits_is_one():
 
 
 @pytest.mark.parametrize("mode", ["open", "local"])
-def test_who_waits_when_the_store_is_lost_goes_on_as_the_mode_says(mode):
+def test_calls_that_wait_when_the_store_is_lost_go_on_by_the_outage_mode(mode):
     clock = ManualClock(1_000.0, autojump=True)
     truth = MemoryStore(clock)
     faulty = FaultyStore(truth)
@@ -121,7 +121,7 @@ def test_who_waits_when_the_store_is_lost_goes_on_as_the_mode_says(mode):
     mine = Policy(concurrency=1, name="api", store=store)
     theirs = Policy(concurrency=1, name="api", store=truth)
     with theirs.admit():
-        # It stands in line, looks, finds the store gone, and asks again where the answers come from now.
+        # The call waits, looks, finds the store gone, and asks again where the answers come from now.
         watch = mine.permits._watch
 
         def look(*args):

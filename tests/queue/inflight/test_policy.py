@@ -40,9 +40,9 @@ def test_a_number_is_short_for_a_concurrency():
     assert Policy("10/s").permits is None
 
 
-@pytest.mark.parametrize("told", [0, -1, 1.5, True, "20", 10_001, object()])
-def test_what_is_no_number_of_calls_is_refused(told, refused):
-    refused(lambda: Policy(concurrency=told), "concurrency")
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "20", 10_001, object()])
+def test_a_concurrency_that_is_no_number_of_calls_is_refused(number, refused):
+    refused(lambda: Policy(concurrency=number), "concurrency")
 
 
 def test_a_lease_is_long_enough_to_be_renewed(refused):
@@ -51,13 +51,13 @@ def test_a_lease_is_long_enough_to_be_renewed(refused):
     refused(lambda: Concurrency(10_001), "limit")
 
 
-def test_it_is_no_gate(refused):
+def test_a_concurrency_is_no_gate(refused):
     error = refused(lambda: Policy("10/s", gates=(Concurrency(20),)), "gates")
     assert "concurrency=20" in error.fix
     refused(lambda: all_of(a=Concurrency(20), b=GCRA("1/s")), "a")
 
 
-def test_it_is_told_in_plain_values(tmp_path, refused):
+def test_concurrency_can_be_given_as_plain_values(tmp_path, refused):
     (tmp_path / "limits.toml").write_text(
         '[a]\nconcurrency = 20\n[b]\nrate = "5/s"\nconcurrency = {limit = 3, lease = "30s"}\n'
         "[c]\nconcurrency = {lease = 3}\n[d]\nconcurrency = {limit = 0}\n"
@@ -193,21 +193,21 @@ def test_nothing_is_counted_while_shaping_is_off():
 
 
 @pytest.mark.anyio
-async def test_what_is_only_measured_is_never_kept_waiting():
-    policy, told = Policy("10/s", name="api", concurrency=1, enforce=False), []
-    with policy.listen(told.append), policy.admit() as one:
+async def test_without_enforcement_no_task_waits():
+    policy, seen = Policy("10/s", name="api", concurrency=1, enforce=False), []
+    with policy.listen(seen.append), policy.admit() as one:
         async with policy.aadmit() as two, policy.aadmit() as three:
             assert (one.holds_permit, two.holds_permit, three.holds_permit) == (True, False, False)
             assert standing(policy) == (1, 0)
     assert standing(policy) == (0, 0)
-    assert [event.code for event in told if isinstance(event, events.Measured)] == [
+    assert [event.code for event in seen if isinstance(event, events.Measured)] == [
         None,
         "queue_full",
         "queue_full",
     ]
 
 
-def test_what_is_only_measured_is_not_kept_waiting_in_a_thread_either():
+def test_without_enforcement_no_thread_waits_either():
     policy = Policy("10/s", concurrency=1, enforce=False)
     with policy.admit() as one, policy.admit() as two:
         assert (one.holds_permit, two.holds_permit) == (True, False)
@@ -215,7 +215,7 @@ def test_what_is_only_measured_is_not_kept_waiting_in_a_thread_either():
 
 
 @pytest.mark.anyio
-async def test_what_could_never_leave_is_measured_and_takes_no_permit():
+async def test_without_enforcement_a_call_that_could_never_leave_takes_no_permit():
     policy = Policy(gates=[GCRA("10/s", burst=5)], concurrency=1, enforce=False)
     with policy.admit(cost=6) as one:
         assert (one.reservation.accepted, one.holds_permit) == (False, False)
@@ -233,13 +233,13 @@ async def test_tasks_are_not_counted_while_shaping_is_off():
             assert standing(policy) == (0, 0)
 
 
-def test_listeners_hear_of_a_call_that_got_no_permit():
-    policy, told = Policy("10/s", name="api", concurrency=1, max_wait=0), []
-    with policy.listen(told.append), policy.admit(), pytest.raises(QueueFullError):
+def test_listeners_get_an_event_for_a_call_without_a_permit():
+    policy, seen = Policy("10/s", name="api", concurrency=1, max_wait=0), []
+    with policy.listen(seen.append), policy.admit(), pytest.raises(QueueFullError):
         policy.admit().__enter__()
-    kinds = [type(event).__name__ for event in told]
+    kinds = [type(event).__name__ for event in seen]
     assert kinds == ["Reserved", "Departed", "Refused"]
-    assert (told[-1].code, told[-1].key, told[-1].policy) == ("queue_full", "default", "api")
+    assert (seen[-1].code, seen[-1].key, seen[-1].policy) == ("queue_full", "default", "api")
 
 
 # processes
@@ -284,7 +284,7 @@ def test_the_heartbeat_ends_when_nothing_is_in_flight(tmp_path):
     store.close()
 
 
-def test_who_does_not_use_it_has_a_plain_admission():
+def test_without_concurrency_there_is_a_plain_admission():
     with Policy("10/s").admit() as admission:
         assert type(admission) is Admission
 
@@ -333,7 +333,7 @@ def test_a_store_that_can_only_be_awaited_is_renewed_on_its_loop():
             admission = await policy.aadmit().__aenter__()
             assert admission.holds_permit
             del admission
-            # Nobody here can tell the store but the keeper, at one of the next renewals.
+            # Only the keeper can tell the store, at one of the next renewals.
             while limit.standing(*look("default")[:2]) != (0, 0):
                 await clock.aadvance(5.0)
 
@@ -341,13 +341,13 @@ def test_a_store_that_can_only_be_awaited_is_renewed_on_its_loop():
     witness.close()
 
 
-def test_a_store_that_can_only_be_awaited_says_so_to_whoever_calls_otherwise(refused):
+def test_a_store_that_can_only_be_awaited_refuses_synchronous_calls(refused):
     store = RedisStore(aclient=AsyncRedis.from_url(shared_server().url), prefix="awaited")
     policy = Policy(concurrency=1, name="api", store=store)
     refused(lambda: policy.admit().__enter__(), "client")
 
 
-def test_a_store_that_can_only_be_awaited_hears_at_once_of_what_a_loop_gives_back_without_awaiting():
+def test_a_store_that_can_only_be_awaited_gets_permits_back_that_a_loop_returns_without_awaiting():
     async def work():
         async with AsyncRedis.from_url(shared_server().url) as client:
             # Nothing renews its leases before the test has ended.
@@ -365,7 +365,7 @@ def test_a_store_that_can_only_be_awaited_hears_at_once_of_what_a_loop_gives_bac
     asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
-def test_a_store_that_can_only_be_awaited_hears_of_a_dropped_permit_from_whoever_waits():
+def test_a_store_that_can_only_be_awaited_gets_a_dropped_permit_back_from_a_waiting_call():
     async def work():
         async with AsyncRedis.from_url(shared_server().url) as client:
             store = RedisStore(aclient=client, prefix="dropped")
@@ -386,7 +386,7 @@ def in_line(policy):
 
 
 @pytest.mark.parametrize("concurrency", [None, 2])
-def test_a_store_that_only_asyncio_can_ask_says_so_on_trio(concurrency):
+def test_a_store_that_only_works_on_asyncio_raises_on_trio(concurrency):
     store = RedisStore(aclient=AsyncRedis())
     policy = Policy("10/s", concurrency=concurrency, name="api", store=store)
 

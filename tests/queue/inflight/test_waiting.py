@@ -1,4 +1,4 @@
-"""Who waits for a permit, and how: first come, first served, and whoever gives up has taken nothing."""
+"""Calls that wait for permits: first come, first served, and a call that gives up has taken nothing."""
 
 import gc
 import random
@@ -19,7 +19,7 @@ from ...crew import in_threads
 from .rooms import PATIENCE_S, Inside, given_back, is_forgotten, seconds, standing
 
 LONG = "300d"
-"""A lease where time jumps while a file is being asked."""
+"""A lease for tests where time jumps while a file is read."""
 
 
 # threads
@@ -84,7 +84,7 @@ def test_two_policies_of_one_name_on_one_store_wake_each_other():
 
 
 @pytest.mark.anyio
-async def test_tasks_are_permitted_in_the_order_of_asking(clock):
+async def test_tasks_get_permits_in_order_of_arrival(clock):
     policy, order, began_us = Policy(concurrency=2, clock=clock), [], clock.now_us()
 
     async def call(number):
@@ -107,30 +107,30 @@ async def test_tasks_are_permitted_in_the_order_of_asking(clock):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("options", [{}, {"max_wait": "1min"}, {"timeout": "1min"}])
-async def test_what_is_told_of_a_call_includes_its_wait_for_a_permit(options, clock):
+async def test_the_delay_of_a_call_includes_its_wait_for_a_permit(options, clock):
     """A call takes 2.5 s, and every 2 s comes a slot: the third waits for both."""
     policy = Policy("30/min", concurrency=2, clock=clock)
-    told, delays = [], []
+    events, delays = [], []
 
     async def call():
         async with policy.aadmit(**options) as admission:
             delays.append(admission.delay)
             await policy.shaper.core.sleepers.asleep(clock.now_us() + 2_500_000)
 
-    with policy.listen(lambda event: told.append(event) if isinstance(event, Departed) else None):
+    with policy.listen(lambda event: events.append(event) if isinstance(event, Departed) else None):
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(call)
                 await checkpoint()
     assert delays == [0.0, 2.0, 4.0, 6.0, 8.0]
-    assert [event.delay for event in told] == delays
-    assert [event.late for event in told] == [0.0] * 5
+    assert [event.delay for event in events] == delays
+    assert [event.late for event in events] == [0.0] * 5
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("where", ["memory", "file"])
-async def test_whoever_is_cancelled_anywhere_has_nothing(seed, where, clock, file):
+async def test_a_task_that_is_cancelled_anywhere_keeps_nothing(seed, where, clock, file):
     rng = random.Random(seed)
     store = MemoryStore(clock) if where == "memory" else file()
     policy, inside = Policy("50/s", concurrency=Concurrency(3, LONG), name="api", store=store), Inside()
@@ -154,7 +154,7 @@ async def test_whoever_is_cancelled_anywhere_has_nothing(seed, where, clock, fil
                 scope.cancel()
     assert inside.most <= 3
     with anyio.fail_after(PATIENCE_S):
-        # An errand of somebody who has gone may be under way still.
+        # Work that a cancelled task left behind may still be under way.
         while standing(policy) != (0, 0) or not is_forgotten(policy):
             await checkpoint()
 
@@ -177,7 +177,7 @@ async def test_a_thousand_tasks_get_through(clock):
 # how long
 
 
-def test_zero_refuses_at_once_and_says_why():
+def test_zero_refuses_at_once_and_gives_the_reason():
     policy = Policy(concurrency=2, max_wait=0)
     with policy.admit(), policy.admit():
         with pytest.raises(QueueFullError, match="key 'default': 2 calls are in flight") as caught:
@@ -188,7 +188,7 @@ def test_zero_refuses_at_once_and_says_why():
     assert is_forgotten(policy)
 
 
-def test_a_bound_covers_the_permit_and_the_turn_together(clock):
+def test_a_bound_covers_the_permit_and_the_slot_together(clock):
     policy = Policy("1 per 10 s", concurrency=1, clock=clock)
     with policy.admit():
         began_us = clock.now_us()
@@ -208,27 +208,27 @@ def test_a_bound_covers_the_permit_and_the_turn_together(clock):
 
 
 @pytest.mark.anyio
-async def test_what_the_permit_took_is_not_waited_for_again(clock):
+async def test_the_wait_for_the_permit_counts_towards_max_wait(clock):
     policy = Policy("1 per 10 s", concurrency=1, clock=clock)
-    told = []
+    outcomes = []
 
     async def second():
         try:
             async with policy.aadmit(max_wait=9):
-                told.append("left")
+                outcomes.append("left")
         except QueueFullError as error:
-            told.append((error.delay, error.max_wait, seconds(clock, began_us)))
+            outcomes.append((error.delay, error.max_wait, seconds(clock, began_us)))
 
     began_us = clock.now_us()
     async with anyio.create_task_group() as tasks, policy.aadmit():
         tasks.start_soon(second)
         await policy.shaper.core.sleepers.asleep(clock.now_us() + 4_000_000)
-    # Permitted after 4 s, its slot comes 10 s after it asked: that is too late, and told at once.
-    assert told == [(10.0, 9.0, 4.0)]
+    # Permitted after 4 s, its slot comes 10 s after its arrival: that is too late, and it raises at once.
+    assert outcomes == [(10.0, 9.0, 4.0)]
     assert standing(policy) == (0, 0)
 
 
-def test_closing_wakes_who_waits():
+def test_closing_wakes_waiting_calls():
     policy, caught = Policy(concurrency=1, name="api", store=MemoryStore()), []
 
     def wait():
@@ -249,7 +249,7 @@ def test_closing_wakes_who_waits():
         assert standing(policy) == (1, 0)
 
 
-def test_a_permit_of_somebody_else_that_is_dropped_is_left_alone():
+def test_a_dropped_permit_of_another_process_is_left_alone():
     policy = Policy(concurrency=1)
     with policy.admit():
         permit = Permit(policy.permits, "default")
@@ -261,10 +261,10 @@ def test_a_permit_of_somebody_else_that_is_dropped_is_left_alone():
         assert standing(policy) == (1, 0)
 
 
-def test_a_permit_that_is_dropped_without_a_word_is_given_back():
+def test_a_permit_that_is_dropped_is_given_back():
     policy = Policy(concurrency=1)
     policy.admit().__enter__()
-    # In line until whoever gives back what was dropped has come by.
+    # The call waits until the background thread gives back what was dropped.
     with policy.admit(timeout=PATIENCE_S):
         assert standing(policy) == (1, 0)
 

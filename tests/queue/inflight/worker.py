@@ -1,7 +1,7 @@
 """A process that makes calls: `worker.py STORE URL PERMITS LEASE how many`.
 
-`crowd N`: N calls to /crowd from four threads. `hold N`: N calls to /held, told on standard output when they
-are under way, and never ended.
+`crowd N`: N calls to /crowd from four threads. `hold N`: N calls to /held; a line is printed once they
+are under way, and they never end.
 """
 
 import sys

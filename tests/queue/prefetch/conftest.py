@@ -24,7 +24,7 @@ def store(clock):
 
 @pytest.fixture
 def shaper_on():
-    """Makes shapers that prefetch; they are closed in the end, and nobody goes on tending."""
+    """Makes shapers that prefetch; they are closed in the end, and their threads end."""
     made = []
 
     def make(store, rate="100/s", **options):

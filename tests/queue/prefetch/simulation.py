@@ -52,7 +52,7 @@ class Server:
 
 
 class Caller:
-    """One who waits for a slot; `leave(departs_at)` is called when the call leaves."""
+    """A caller that waits for a slot; `leave(departs_at)` is called when the call leaves."""
 
     def __init__(self, leave, cost=1, bound_us=None):
         self.leave = leave
@@ -115,10 +115,10 @@ class Worker:
 
         self.world.after(granted[1], leave)
 
-    def _confirm(self, heard):
-        """Whoever leaves asks how the key stands, unless that was heard within a span."""
+    def _confirm(self, then):
+        """A call that leaves asks how the key stands, unless that is known since less than a span ago."""
         self.trips += 1
-        asked_us, doubts = self.now, self.buffer.doubts
+        sent_us, doubts = self.now, self.buffer.doubts
 
         def arrive():
             self.server.trips += 1
@@ -126,8 +126,8 @@ class Worker:
             self.world.after(self._way_us(), lambda: back(standing))
 
         def back(standing):
-            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
-            heard()
+            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], sent_us, self.now, doubts)
+            then()
 
         self.world.after(self._way_us(), arrive)
 
@@ -165,7 +165,7 @@ class Worker:
         self.trips += 1
         callers = self._waiting[:MOST] if isinstance(todo, Refill) else []
         del self._waiting[: len(callers)]
-        asked_us, doubts = self.now, self.buffer.doubts
+        sent_us, doubts = self.now, self.buffer.doubts
         there, back = self._way_us(), self._way_us()
 
         def arrive():
@@ -175,20 +175,20 @@ class Worker:
             elif isinstance(todo, Ask):
                 self.server.trips += 1
                 standing = self.server.queue.confirm(self.server.state, self.world.now)
-                self.world.after(back, lambda: self._return(asked_us, doubts, standing))
+                self.world.after(back, lambda: self._return(sent_us, doubts, standing))
             else:
-                asked = [(caller.cost, caller.bound_us, 7) for caller in callers]
-                answer = self.server.call(RESERVE_MANY, asked, (todo.further, todo.span_us, 7))
-                self.world.after(back, lambda: self._return(asked_us, doubts, *answer, callers))
+                calls = [(caller.cost, caller.bound_us, 7) for caller in callers]
+                answer = self.server.call(RESERVE_MANY, calls, (todo.further, todo.span_us, 7))
+                self.world.after(back, lambda: self._return(sent_us, doubts, *answer, callers))
 
         self.world.after(there, arrive)
 
-    def _return(self, asked_us=None, doubts=None, standing=None, granted=None, callers=()):
+    def _return(self, sent_us=None, doubts=None, standing=None, granted=None, callers=()):
         if self.is_dead:
             return
         self._is_away = False
         if standing is not None:
-            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
+            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], sent_us, self.now, doubts)
         if granted is not None:
             answers = self.buffer.fill(granted[: len(callers)], granted[len(callers) :], self.now)
             for caller, answer in zip(callers, answers, strict=True):
@@ -224,7 +224,7 @@ def bursts(world, worker, size, every_us):
 
 
 def poisson(world, worker, per_second):
-    """Callers who come whenever they come."""
+    """Callers that come at random."""
 
     def one():
         worker.ask(Caller(lambda _: None))

@@ -13,22 +13,22 @@ START = 1_000 * SECOND
 
 
 class Bench:
-    """A stock with turns of an idle line, fetched without any delay."""
+    """A stock with slots of an idle queue, fetched without any delay."""
 
-    def __init__(self, rate="10/s", *, further=5, asked=1, **options):
+    def __init__(self, rate="10/s", *, further=5, calls=1, **options):
         world = World()
         world.now = START
         self.server = Server(world, rate, **options)
         self.buffer = SlotBuffer(SECOND, self.server.queue, clock_decides=False)
-        for _ in range(asked):
+        for _ in range(calls):
             self.buffer.come(START)
-        answer = self.server.call(RESERVE_MANY, [(1, None, 7)] * asked, (further, SECOND, 7))
+        answer = self.server.call(RESERVE_MANY, [(1, None, 7)] * calls, (further, SECOND, 7))
         standing, self.granted = answer
         self.buffer.hear((*standing[:3], standing[4]), 0, START, START, self.buffer.doubts)
-        self.told = self.buffer.fill(self.granted[:asked], self.granted[asked:], START)
+        self.answers = self.buffer.fill(self.granted[:calls], self.granted[calls:], START)
 
 
-def test_turns_are_handed_out_in_their_order():
+def test_slots_are_handed_out_in_their_order():
     buffer = Bench().buffer
     taken = [buffer.take(START + 1, 1, None) for _ in range(5)]
     assert [granted.departs_at_us - START for granted in taken] == [
@@ -42,12 +42,12 @@ def test_turns_are_handed_out_in_their_order():
     assert buffer.take(START + 1, 1, None) is None
 
 
-def test_a_turn_is_good_up_to_its_instant_and_gone_a_microsecond_later():
+def test_a_slot_is_good_up_to_its_instant_and_gone_a_microsecond_later():
     assert Bench().buffer.take(START + 100_000, 1, None)[1:3] == (0, START + 100_000)
     assert Bench().buffer.take(START + 100_001, 1, None)[1:3] == (99_999, START + 200_000)
 
 
-def test_turns_that_new_limits_have_moved_go_back_at_once_as_others_could_use_them():
+def test_slots_that_new_limits_have_moved_go_back_at_once():
     bench = Bench()
     buffer, generation = bench.buffer, bench.granted[0].generation
     assert isinstance(buffer.next(START, 0), Wait)
@@ -67,20 +67,20 @@ def test_with_a_burst_it_is_good_until_its_place_on_the_grid_begins():
     assert bench.buffer.take(START + 200_001, 1, None)[8] == bench.granted[3][8]
 
 
-def test_who_waits_too_long_or_costs_more_goes_to_the_store():
+def test_a_call_with_a_low_max_wait_or_a_higher_cost_goes_to_the_store():
     buffer = Bench().buffer
     assert buffer.take(START, 1, 99_999) is None
     assert buffer.take(START, 2, None) is None
     assert buffer.take(START, 1, 100_000)
 
 
-def test_a_turn_that_has_been_owned_for_longer_than_a_span_is_confirmed_first():
-    """Who has to wait asks before leaving; so nobody leaves on the spot by what is old."""
+def test_a_slot_that_has_been_owned_for_longer_than_a_span_is_confirmed_first():
+    """A call that has to wait asks before leaving; so no call leaves on the spot by old knowledge."""
     buffer = Bench("10/min", further=1).buffer
     assert buffer.take(START + 6 * SECOND, 1, None)[1] == 1
 
 
-def test_after_a_change_of_its_own_the_stock_is_asked_for_before_anybody_has_it():
+def test_after_a_change_of_its_own_the_key_is_looked_up_before_a_slot_is_handed_out():
     buffer = Bench().buffer
     buffer.doubt()
     assert buffer.take(START, 1, None) is None
@@ -90,7 +90,7 @@ def test_after_a_change_of_its_own_the_stock_is_asked_for_before_anybody_has_it(
     assert buffer.take(START, 1, None)[2] == START + 3 * SECOND + 100_000
 
 
-def test_what_was_asked_before_a_change_of_its_own_is_not_believed():
+def test_an_answer_to_a_question_before_a_change_of_its_own_is_not_believed():
     """The answer of a trip that was under way when the key was reset here is that of another life."""
     bench = Bench()
     buffer, before = bench.buffer, bench.buffer.doubts
@@ -123,13 +123,13 @@ def test_in_another_life_of_the_key_nothing_is_owned():
 
 
 def test_while_the_key_is_held_nothing_is_taken_ahead():
-    bench = Bench(asked=3)
+    bench = Bench(calls=3)
     generation = bench.buffer._standing[0]
     bench.buffer.hear((generation, SECOND, START + SECOND, 0), 0, START, START, bench.buffer.doubts)
     assert bench.buffer.next(START, 3) == Refill(0, 0)
 
 
-def test_what_nobody_comes_for_goes_back_after_a_quarter_of_a_span():
+def test_slots_that_no_call_takes_go_back_after_a_quarter_of_a_span():
     bench = Bench()
     assert bench.buffer.next(START, 0) == Wait(START + 250_000)
     todo = bench.buffer.next(START + 250_000, 0)
@@ -138,8 +138,8 @@ def test_what_nobody_comes_for_goes_back_after_a_quarter_of_a_span():
     assert bench.buffer.next(START + 250_000, 0) == Rest()
 
 
-def test_a_trip_that_failed_is_not_made_again_for_nobody():
-    bench = Bench(asked=4, further=8)
+def test_a_trip_that_failed_is_not_repeated_without_a_waiting_call():
+    bench = Bench(calls=4, further=8)
     low = START + 1_100_000
     for _ in range(8):
         bench.buffer.come(low)
@@ -150,26 +150,26 @@ def test_a_trip_that_failed_is_not_made_again_for_nobody():
     assert isinstance(bench.buffer.next(low, 1), Refill)
 
 
-def test_while_turns_are_left_by_the_key_is_heard_of_before_a_span_is_over():
-    """Else each who leaves would ask, on a trip of its own, while slots pass."""
-    bench = Bench(asked=4, further=20)
+def test_while_slots_are_taken_the_key_is_looked_up_before_a_span_is_over():
+    """Otherwise each call that leaves would ask, on a trip of its own, while slots pass."""
+    bench = Bench(calls=4, further=20)
     buffer = bench.buffer
     for _ in range(8):
         buffer.come(START)
         buffer.take(START, 1, None)
     assert buffer.next(START, 0) == Wait(START + SECOND)
-    asked = START + SECOND
-    assert buffer.next(asked, 0) == Ask()
-    buffer.hear((buffer._standing[0], 0, 0, 0), 0, asked, asked + 50_000, buffer.doubts)
-    assert buffer.known(asked + SECOND) is not None
-    assert isinstance(buffer.next(asked + 50_000, 0), Wait)
+    sent_us = START + SECOND
+    assert buffer.next(sent_us, 0) == Ask()
+    buffer.hear((buffer._standing[0], 0, 0, 0), 0, sent_us, sent_us + 50_000, buffer.doubts)
+    assert buffer.known(sent_us + SECOND) is not None
+    assert isinstance(buffer.next(sent_us + 50_000, 0), Wait)
 
 
 def test_an_answer_that_would_come_too_late_is_not_asked_for():
     """Of a trip of half a span the answer is as old as that, and of a longer one of no use."""
     for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
-        # A line of a minute, of which the callers have the end.
-        bench = Bench("1/s", asked=60, further=0)
+        # A queue of a minute, of which the callers have the end.
+        bench = Bench("1/s", calls=60, further=0)
         bench.buffer.hear(
             (bench.buffer._standing[0], 0, 0, 0), 0, START, START + trip_us, bench.buffer.doubts
         )
@@ -177,8 +177,8 @@ def test_an_answer_that_would_come_too_late_is_not_asked_for():
         assert (Ask() in todo) == is_asked
 
 
-def test_where_the_store_does_not_answer_it_is_not_asked_for_nobody():
-    buffer = Bench(asked=4, further=20).buffer
+def test_a_store_that_does_not_answer_is_not_asked_without_a_waiting_call():
+    buffer = Bench(calls=4, further=20).buffer
     for _ in range(8):
         buffer.take(START, 1, None)
     buffer.failed()
@@ -186,8 +186,8 @@ def test_where_the_store_does_not_answer_it_is_not_asked_for_nobody():
 
 
 @pytest.mark.parametrize("back_us", [0, 30_000])
-def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
-    """The answer was on its way back for a part of the trip, which nobody knows: the whole is reckoned."""
+def test_no_call_leaves_before_its_slot_by_the_servers_clock(back_us):
+    """An unknown part of the trip was the way back, so the whole trip counts as that."""
     bench = Bench()
     generation = bench.buffer._standing[0]
     buffer = SlotBuffer(SECOND, bench.server.queue, clock_decides=False)
@@ -198,7 +198,7 @@ def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
 
 
 def test_a_clock_that_was_set_is_followed_at_once():
-    """The server's: an hour forward, and back again. A trip of 10 ms says so, whatever was known before."""
+    """The server's: an hour forward, and back again. A trip of 10 ms shows it, whatever was known before."""
     bench = Bench()
     generation = bench.buffer._standing[0]
     hour = 3_600 * SECOND
@@ -211,7 +211,7 @@ def test_a_clock_that_was_set_is_followed_at_once():
 
 def test_an_answer_that_was_under_way_for_longer_than_a_span_does_not_set_the_clock():
     """A process was stopped for two seconds with a trip under way: what that brought is over."""
-    bench = Bench(asked=1, further=0)
+    bench = Bench(calls=1, further=0)
     later = START + 2 * SECOND
     standing, fetched = bench.server.call(RESERVE_MANY, ((1, None, 7),), (9, SECOND, 7))
     bench.buffer.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.buffer.doubts)
@@ -232,7 +232,7 @@ def test_a_clock_that_was_set_while_an_answer_was_under_way_is_followed_as_far_a
 
 def test_all_that_is_owned_lies_within_a_span_of_the_line():
     """What is left of the last trip is taken off what the next one may bring."""
-    bench = Bench(asked=4, further=8)
+    bench = Bench(calls=4, further=8)
     generation = bench.buffer._standing[0]
     bench.buffer.hear((generation, 0, 0, 0), 0, START - SECOND, START, bench.buffer.doubts)
     assert bench.buffer.next(START, 0) == Refill(5, SECOND - 700_000)
@@ -244,9 +244,9 @@ def test_how_a_key_stands_is_known_for_a_span():
     assert buffer.known(START + SECOND + 1) is None
 
 
-def test_a_place_that_somebody_left_is_handed_out_in_its_order():
+def test_a_place_that_another_call_left_is_handed_out_in_its_order():
     """It lies before what is owned already, and is over before that."""
-    bench = Bench(further=0, asked=1)
+    bench = Bench(further=0, calls=1)
     other = bench.server.call(RESERVE_MANY, (), (3, SECOND, 7))[1]
     later = bench.server.call(RESERVE_MANY, (), (3, SECOND, 7))[1]
     bench.buffer.fill((), later, START)
@@ -256,15 +256,15 @@ def test_a_place_that_somebody_left_is_handed_out_in_its_order():
     assert taken == [100_000, 200_000, 400_000, 500_000, 600_000]
 
 
-def test_those_whose_answer_came_late_do_not_leave_together():
-    """The one before came at once; this one took 40 ms on its way back, in which four turns have passed."""
+def test_calls_whose_answer_came_late_do_not_leave_together():
+    """The one before came at once; this one took 40 ms on its way back, in which four slots have passed."""
     bench = Bench("100/s", further=0)
     now = START + SECOND
     bench.server.world.now = now
     standing, granted = bench.server.call(RESERVE_MANY, [(1, None, 7)] * 6, (0, 0, 7))
     bench.buffer.hear((*standing[:3], standing[4]), 40_000, now, now + 40_000, bench.buffer.doubts)
-    told = bench.buffer.fill(granted, (), now + 40_000)
-    assert [one[1] for one in told] == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
+    answers = bench.buffer.fill(granted, (), now + 40_000)
+    assert [one[1] for one in answers] == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
 
 
 def test_where_nothing_is_owned_the_latest_answer_counts():
@@ -278,7 +278,7 @@ def test_where_nothing_is_owned_the_latest_answer_counts():
 
 
 def test_a_slot_that_is_handed_out_a_little_late_is_used():
-    bench = Bench(asked=1, further=0)
+    bench = Bench(calls=1, further=0)
     for late_us, wait_us in ((10_000, 0), (10_001, 1)):
         now = START + late_us
         [granted] = bench.buffer.fill(bench.granted, (), now)

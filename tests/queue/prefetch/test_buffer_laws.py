@@ -21,7 +21,7 @@ PACES = st.sampled_from(
 )
 
 
-class Told:
+class Story:
     """A story played by three workers."""
 
     def __init__(self, pace, story, jitter_us=0, seed=1):
@@ -40,8 +40,8 @@ class Told:
             )
             for number in range(3)
         ]
-        self.asked = 0
-        self.told = []
+        self.calls = 0
+        self.outcomes = []
         for deed in story:
             self._play(*deed)
 
@@ -53,14 +53,14 @@ class Told:
             for worker in self.workers:
                 worker.buffer.doubt()
         else:
-            self.asked += 1
+            self.calls += 1
             cost = 2 if what == "dear" else 1
             bound_us = size if what == "impatient" else None
-            self.workers[number].ask(Caller(lambda at: self.told.append((at, cost)), cost, bound_us))
+            self.workers[number].ask(Caller(lambda at: self.outcomes.append((at, cost)), cost, bound_us))
 
     @property
     def departures(self):
-        return [(at / SECOND, cost) for at, cost in self.told if at is not None]
+        return [(at / SECOND, cost) for at, cost in self.outcomes if at is not None]
 
     def end(self):
         self.world.run(self.world.now + 200 * SECOND)
@@ -69,33 +69,38 @@ class Told:
 
 @given(PACES, STORIES, st.sampled_from([0, 40_000]), st.integers(0, 99))
 def test_all_that_leave_are_on_one_grid(pace, story, jitter_us, seed):
-    told = Told(pace, story, jitter_us, seed).end()
+    played = Story(pace, story, jitter_us, seed).end()
     if not any(what == "hold" for what, _, _ in story):
-        check_pace(told.departures, told.rate.partition(";")[0], max(told.burst, 2), tolerance="1us")
-        singles = [departure for departure in told.departures if departure[1] == 1]
-        check_pace(singles, told.rate.partition(";")[0], told.burst, tolerance="1us")
-    if ";" in told.rate:
-        check_window(told.departures, "60/min")
+        check_pace(
+            played.departures,
+            played.rate.partition(";")[0],
+            max(played.burst, 2),
+            tolerance="1us",
+        )
+        singles = [departure for departure in played.departures if departure[1] == 1]
+        check_pace(singles, played.rate.partition(";")[0], played.burst, tolerance="1us")
+    if ";" in played.rate:
+        check_window(played.departures, "60/min")
 
 
 @given(PACES, STORIES, st.integers(0, 99))
-def test_everybody_is_answered_and_in_the_end_nobody_owns_anything(pace, story, seed):
-    told = Told(pace, story, 20_000, seed).end()
-    assert len(told.told) == told.asked
-    assert [len(worker.buffer) for worker in told.workers] == [0, 0, 0]
-    # What was taken for nobody is given back or over: who comes next leaves at once.
-    _, granted, _, _ = told.server.queue.reserve(told.server.state, told.world.now, (1, None, 7))
+def test_every_call_is_answered_and_in_the_end_no_worker_owns_a_slot(pace, story, seed):
+    played = Story(pace, story, 20_000, seed).end()
+    assert len(played.outcomes) == played.calls
+    assert [len(worker.buffer) for worker in played.workers] == [0, 0, 0]
+    # Slots that no call took are given back or over: the next call leaves at once.
+    _, granted, _, _ = played.server.queue.reserve(played.server.state, played.world.now, (1, None, 7))
     assert granted[:2] == (True, 0)
 
 
 @given(STORIES, st.integers(0, 99))
-def test_a_limit_with_a_memory_is_charged_for_those_alone_who_have_left(story, seed):
+def test_a_limit_with_a_memory_is_charged_only_for_calls_that_have_left(story, seed):
     """What passes unused, or is handed back, leaves no trace in a quota."""
     pace = ("50/s", {"gates": (Quota("10_000/rolling:1h"),)})
-    told = Told(pace, story, 20_000, seed).end()
-    server = told.server
-    used = sum(cost for _, cost in told.departures)
-    (hour,) = quotas_of(server.queue, server.state, told.world.now, 0)
+    played = Story(pace, story, 20_000, seed).end()
+    server = played.server
+    used = sum(cost for _, cost in played.departures)
+    (hour,) = quotas_of(server.queue, server.state, played.world.now, 0)
     assert hour.used == used
 
 
@@ -127,7 +132,7 @@ def test_a_worker_that_dies_costs_the_others_at_most_a_span(rate, threads, dies_
 
 @settings(max_examples=30)
 @given(st.sampled_from([50, 100, 400]), st.integers(1, 40), st.integers(0, 99))
-def test_nobody_owns_more_than_a_span_of_the_line(rate, threads, seed):
+def test_no_worker_owns_more_than_a_span_of_the_queue(rate, threads, seed):
     world = World(seed)
     server = Server(world, f"{rate}/s")
     workers = [Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP, jitter_us=9_000) for _ in range(3)]
@@ -138,7 +143,7 @@ def test_nobody_owns_more_than_a_span_of_the_line(rate, threads, seed):
     assert max(worker.most_owned for worker in workers) <= rate + 1
 
 
-def test_what_one_hands_back_the_next_one_uses():
+def test_a_slot_that_one_worker_hands_back_is_used_by_the_next():
     world = World()
     server = Server(world, "10/s")
     one, other = (Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Desks: what a process keeps of each key, and what those hear who wait at one that nobody tends any more."""
+"""What a process keeps of each key, and the errors of waiting calls for which no thread fetches slots."""
 
 import threading
 
@@ -14,7 +14,7 @@ from ...crew import in_threads
 from .conftest import PATIENCE_S, tenders
 
 
-def test_keys_that_nobody_uses_any_more_are_forgotten(store, shaper_on):
+def test_keys_that_are_no_longer_used_are_forgotten(store, shaper_on):
     shaper = shaper_on(store)
     for number in range(3 * _DESKS):
         shaper.reserve(f"key {number}")
@@ -23,7 +23,7 @@ def test_keys_that_nobody_uses_any_more_are_forgotten(store, shaper_on):
         assert len(shaper.core.prefetch._entries) <= _DESKS
 
 
-def test_where_no_thread_is_left_those_who_wait_are_told_so(store, shaper_on, monkeypatch):
+def test_where_no_thread_is_left_waiting_calls_raise(store, shaper_on, monkeypatch):
     shaper = shaper_on(store)
 
     def full(_):
@@ -37,7 +37,7 @@ def test_where_no_thread_is_left_those_who_wait_are_told_so(store, shaper_on, mo
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_whoever_waits_for_a_trip_that_is_torn_away_is_told_so(store, shaper_on):
+def test_calls_that_wait_for_an_aborted_trip_raise(store, shaper_on):
     shaper, errors = shaper_on(store), []
 
     def work():

@@ -72,12 +72,12 @@ def started(script, arguments, sources):  # noqa: F811
     return processes
 
 
-def everybody_watched(processes):
+def all_watched(processes):
     """The server, the workers, and this process: the way to the server leads through it."""
     return watched(os.getpid(), shared_server().pid, *[process.pid for process in processes])
 
 
-def told_by(processes):
+def departures_of(processes):
     """All that has left, in order: by this machine's clock, by its date, and as it was promised."""
     left = []
     for process in processes:
@@ -91,22 +91,22 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     """While all are busy, with a trip for twenty calls."""
     arguments = (far.url(), prefix, RATE, SECONDS, 8)
     processes = started(script, arguments, [WORKER] * PROCESSES)
-    with everybody_watched(processes) as witness:
+    with all_watched(processes) as witness:
         go(processes)
-        told = told_by(processes)
-    left = sorted(departure for each in told for departure in each)
+        departures = departures_of(processes)
+    left = sorted(departure for each in departures for departure in each)
     slots = sorted(slot for _, _, slot in left)
     check_pace([slot / 1e6 for slot in slots], f"{RATE}/s", tolerance="1us")
     assert all(at >= slot for _, at, slot in left)
-    # Who has ended asks no more, and the others do not get its slots within their last span.
+    # A process that has ended asks no more, and the others do not get its slots within their last span.
     start, busy_s = left[0][0], SECONDS - PREFETCH_S
     stalled = witness.stalls.within(start, start + busy_s)
     busy = sum(at < start + busy_s for at, _, _ in left)
     assert busy >= 0.95 * RATE * (busy_s - stalled), (busy, stalled)
-    # Nobody starves; how fair it is where no machine stalls, the simulations say.
-    assert min(len(each) for each in told) >= SECONDS
-    # Who begins has to find out what it needs, for about a span. Slots that pass while the machine stalls are
-    # asked for anew, in one trip after another.
+    # No process starves; how fair it is where no machine stalls, the simulations show.
+    assert min(len(each) for each in departures) >= SECONDS
+    # A process that begins has to find out what it needs, for about a span. Slots that pass while the machine
+    # stalls are asked for anew, in one trip after another.
     span = start + PREFETCH_S, start + busy_s
     stalled = witness.stalls.within(*span)
     calls, trips = (
@@ -115,19 +115,19 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     assert trips <= calls / 20 + stalled / TRIP_S, (trips, calls, stalled)
 
 
-def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa: F811
-    """Its slots are lost, at most a span of the line and those that its callers waited for."""
+def test_a_process_that_is_killed_does_not_delay_the_others(script, prefix, far):  # noqa: F811
+    """Its slots are lost, at most a span of the queue and those that its callers waited for."""
     threads = 4
     processes = started(script, (far.url(), prefix, RATE, 6, threads), [CRASHING, WORKER, WORKER])
     doomed, *others = processes
-    with everybody_watched(processes) as witness:
+    with all_watched(processes) as witness:
         go(processes)
         time.sleep(2)
         doomed.send_signal(signal.SIGKILL)
         killed_at = time.monotonic()
         doomed.communicate(timeout=60)
-        told = told_by(others)
-    left = sorted(departure for each in told for departure in each)
+        departures = departures_of(others)
+    left = sorted(departure for each in departures for departure in each)
     check_pace([slot / 1e6 for _, _, slot in left], f"{RATE}/s", tolerance="1us")
     after = [at for at, _, _ in left if killed_at <= at <= killed_at + 3]
     stalled = witness.stalls.within(killed_at, killed_at + 3)
@@ -137,8 +137,8 @@ def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa:
     assert silence <= PREFETCH_S + (threads + 2) / RATE + stalled + 0.1, (silence, stalled)
 
 
-def test_a_process_that_was_stopped_uses_no_turn_whose_time_is_over(script, prefix, far):  # noqa: F811
-    """Those who waited for one take others."""
+def test_a_process_that_was_stopped_uses_no_slot_that_has_passed(script, prefix, far):  # noqa: F811
+    """Calls that waited for such a slot take another one."""
     threads = 4
     processes = started(script, (far.url(), prefix, RATE, 5, threads), [WORKER] * 3)
     go(processes)
@@ -146,9 +146,9 @@ def test_a_process_that_was_stopped_uses_no_turn_whose_time_is_over(script, pref
     processes[0].send_signal(signal.SIGSTOP)
     time.sleep(2)
     processes[0].send_signal(signal.SIGCONT)
-    told = told_by(processes)
-    slots = sorted(slot for each in told for _, _, slot in each)
+    departures = departures_of(processes)
+    slots = sorted(slot for each in departures for _, _, slot in each)
     check_pace([slot / 1e6 for slot in slots], f"{RATE}/s", tolerance="1us")
-    late = [at - slot for _, at, slot in told[0] if at - slot > 1_000_000]
+    late = [at - slot for _, at, slot in departures[0] if at - slot > 1_000_000]
     assert late == []
-    assert max(at for at, _, _ in told[0]) > min(at for at, _, _ in told[0]) + 4, "it went on"
+    assert max(at for at, _, _ in departures[0]) > min(at for at, _, _ in departures[0]) + 4, "it went on"

@@ -1,6 +1,6 @@
 """Prefetch on a store far away, in virtual time: threads, asyncio and trio, and all that may go wrong.
 
-The clock jumps while a tender is between two sleeps, so how many trips it takes says nothing here.
+The clock jumps while a tender is between two sleeps, so the number of its trips shows nothing here.
 """
 
 import threading
@@ -27,7 +27,7 @@ def slots_of(turns):
     return sorted(turn.departs_at for turn in turns)
 
 
-def test_threads_share_the_turns_of_a_trip(store, shaper_on):
+def test_threads_share_the_slots_of_a_trip(store, shaper_on):
     shaper = shaper_on(store)
     turns = []
 
@@ -41,7 +41,7 @@ def test_threads_share_the_turns_of_a_trip(store, shaper_on):
 
 
 @each_loop
-def test_tasks_share_the_turns_of_a_trip(store, shaper_on, backend):
+def test_tasks_share_the_slots_of_a_trip(store, shaper_on, backend):
     shaper = shaper_on(store)
     turns = []
 
@@ -59,7 +59,7 @@ def test_tasks_share_the_turns_of_a_trip(store, shaper_on, backend):
     assert store.trips[RESERVE] == 0
 
 
-def test_two_processes_own_different_turns(store, shaper_on):
+def test_two_processes_own_different_slots(store, shaper_on):
     shapers = [shaper_on(store), shaper_on(in_another_process(store))]
     turns = []
 
@@ -71,7 +71,7 @@ def test_two_processes_own_different_turns(store, shaper_on):
     check_pace(slots_of(turns), "100/s", tolerance="1us")
 
 
-def test_nobody_leaves_before_the_turn(store, shaper_on, clock):
+def test_no_call_leaves_before_its_slot(store, shaper_on, clock):
     shaper = shaper_on(store)
     early = []
 
@@ -84,7 +84,7 @@ def test_nobody_leaves_before_the_turn(store, shaper_on, clock):
     assert min(early) >= -1e-6
 
 
-def test_in_the_end_nothing_is_owned_and_nobody_tends(store, shaper_on):
+def test_in_the_end_no_slot_is_owned_and_the_threads_end(store, shaper_on):
     shaper = shaper_on(store)
 
     def work():
@@ -147,8 +147,8 @@ class SlowAtWill(MemoryStore):
 
 
 @each_loop
-def test_the_turn_of_a_caller_who_has_gone_is_the_next_ones(shaper_on, backend):
-    """It was cancelled while its slot was on the way, and those who waited with it have theirs."""
+def test_the_slot_of_a_cancelled_caller_goes_to_the_next(shaper_on, backend):
+    """The caller was cancelled while its slot was on the way; the calls that waited with it have theirs."""
     store = SlowAtWill(ManualClock(1_000.0))
     shaper = shaper_on(store, "1/s")
     turns = []
@@ -174,7 +174,7 @@ def test_the_turn_of_a_caller_who_has_gone_is_the_next_ones(shaper_on, backend):
     assert [turn.departs_at - first.departs_at for turn in turns] == [1, 2]
 
 
-def test_so_is_the_turn_of_a_thread_that_is_interrupted(shaper_on, monkeypatch):
+def test_the_slot_of_an_interrupted_thread_goes_to_the_next(shaper_on, monkeypatch):
     store = SlowAtWill(ManualClock(1_000.0))
     shaper = shaper_on(store, "1/s")
     first = shaper.reserve()
@@ -186,13 +186,13 @@ def test_so_is_the_turn_of_a_thread_that_is_interrupted(shaper_on, monkeypatch):
 
     taken = shaper.core.prefetch._taken
     with monkeypatch.context() as patched:
-        patched.setattr(shaper.core.prefetch, "_taken", lambda key, asked, _: taken(key, asked, Interrupted))
+        patched.setattr(shaper.core.prefetch, "_taken", lambda key, call, _: taken(key, call, Interrupted))
         with pytest.raises(KeyboardInterrupt):
             shaper.reserve()
     assert shaper.reserve().departs_at - first.departs_at == 1
 
 
-def test_a_caller_who_takes_two_units_gets_them_from_the_store(store, shaper_on):
+def test_a_call_that_costs_two_gets_its_slot_from_the_store(store, shaper_on):
     shaper = shaper_on(store)
     turns = []
 
@@ -203,7 +203,7 @@ def test_a_caller_who_takes_two_units_gets_them_from_the_store(store, shaper_on)
     check_pace([(turn.departs_at, turn.cost) for turn in turns], "100/s", 2, tolerance="1us")
 
 
-def test_a_turn_that_is_cancelled_goes_back_to_the_store(shaper_on):
+def test_a_slot_that_is_cancelled_goes_back_to_the_store(shaper_on):
     """Another process may have it; a second time does nothing."""
     store = FarStore(ManualClock(1_000.0), 0)
     shaper = shaper_on(store, "1/s")
@@ -215,14 +215,14 @@ def test_a_turn_that_is_cancelled_goes_back_to_the_store(shaper_on):
     assert other.departs_at == turn.departs_at
 
 
-def test_who_will_not_wait_is_refused(store, shaper_on):
+def test_a_call_that_may_not_wait_is_refused(store, shaper_on):
     shaper = shaper_on(store, "1/s")
     shaper.reserve()
     with pytest.raises(QueueFullError):
         shaper.schedule(max_wait=0)
 
 
-def test_a_hold_of_another_process_is_heard_of_within_a_span(store, shaper_on, clock):
+def test_a_hold_by_another_process_takes_effect_within_a_span(store, shaper_on, clock):
     shaper = shaper_on(store)
     other = shaper_on(in_another_process(store))
     left, held = [], threading.Event()
@@ -243,7 +243,7 @@ def test_a_hold_of_another_process_is_heard_of_within_a_span(store, shaper_on, c
     assert max(late - early for early, late in pairwise(sorted(left))) >= 1.8
 
 
-def test_a_hold_of_its_own_is_heard_of_at_once(store, shaper_on, clock):
+def test_a_hold_by_the_own_process_takes_effect_at_once(store, shaper_on, clock):
     shaper = shaper_on(store)
     left, over = [], threading.Event()
 
@@ -262,12 +262,12 @@ def test_a_hold_of_its_own_is_heard_of_at_once(store, shaper_on, clock):
 
     held_at = []
     in_threads([work, work, work, holder])
-    # Who was on the way out when the answer came has left; nobody else.
+    # Calls that were about to leave when the answer came have left; no others.
     assert [at for at in left if held_at[0] + 0.06 < at < held_at[0] + 2.9] == []
     assert max(left) > held_at[0] + 2.9
 
 
-def test_what_goes_wrong_is_told_those_who_wait_and_ends_with_the_trouble(store, shaper_on):
+def test_waiting_calls_raise_the_error_of_a_trip_until_the_store_works_again(store, shaper_on):
     shaper = shaper_on(store)
     store.broken = StoreUnavailableError("gone")
     errors = []
@@ -302,7 +302,7 @@ def test_a_call_that_has_missed_its_slot_gets_another_one(store, shaper_on, cloc
     assert sorted({*slots_of(taken)}) == slots_of(taken)
 
 
-def test_a_slot_that_was_owned_for_a_while_says_nothing_of_the_servers_clock(store, shaper_on, clock):
+def test_a_slot_that_was_owned_for_a_while_shows_nothing_of_the_servers_clock(store, shaper_on, clock):
     shaper = shaper_on(store)
     granted = shaper.reserve().granted
     assert shaper.core.waiter.is_prompt(granted, clock.now_us())
@@ -326,13 +326,13 @@ def test_on_a_store_that_answers_at_once_prefetch_changes_nothing():
 
 
 @pytest.mark.parametrize("prefetch", [0, -1, "61s", True, "soon", float("nan")])
-def test_what_is_no_span_is_refused(store, prefetch):
+def test_a_prefetch_that_is_no_span_is_refused(store, prefetch):
     with pytest.raises(ConfigError) as caught:
         Shaper("10/s", name="far", store=store, prefetch=prefetch)
     assert caught.value.field == "prefetch"
 
 
-def test_a_policy_and_all_that_take_its_keywords_know_prefetch(store):
+def test_prefetch_is_accepted_wherever_keywords_of_a_policy_are(store):
     policy = Policy("10/s", name="far", store=store, prefetch="1s")
     assert policy.shaper.core.prefetch is not None
 
@@ -341,9 +341,9 @@ def test_a_policy_and_all_that_take_its_keywords_know_prefetch(store):
         return 1
 
     assert call() == 1
-    told = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, name="told", store=store)
-    assert told.shaper.core.prefetch is not None
-    for each in (policy, told):
+    from_dict = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, name="told", store=store)
+    assert from_dict.shaper.core.prefetch is not None
+    for each in (policy, from_dict):
         each.close()
     call.policy.close()
 
@@ -392,7 +392,7 @@ if pid == 0:
 """
 
 
-def test_what_was_closed_is_closed_in_a_forked_child_too(tmp_path, script):  # noqa: F811
+def test_a_closed_shaper_is_closed_in_a_forked_child_too(tmp_path, script):  # noqa: F811
     process = script(CLOSED, str(tmp_path / "limits.db"))
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")

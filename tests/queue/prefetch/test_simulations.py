@@ -1,4 +1,4 @@
-"""Far away, 25 ms each way, in virtual time: how much of the limit is used, in how many trips, by whom."""
+"""Far away, 25 ms each way, in virtual time: how much of the limit is used, in how many trips."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ each_seed = pytest.mark.parametrize("seed", [1, 2, 3])
 
 
 def long_enough(rate, workers):
-    """A span for a trip in 20 calls: each worker hears of the key once in it, whatever it calls."""
+    """A span for a trip in 20 calls: each worker learns of the key once in it, whatever it calls."""
     return SECOND if rate / workers >= 50 else SECOND * 8 // 5
 
 
@@ -59,7 +59,7 @@ def test_busy_workers_reach_the_limit_with_a_trip_for_twenty_calls(rate, workers
 
 @each_seed
 @pytest.mark.parametrize("rate", [100, 1000])
-def test_a_lone_thread_is_not_kept_by_the_distance(rate, seed):
+def test_a_lone_thread_is_not_slowed_by_the_distance(rate, seed):
     """Without prefetch it makes a trip for each call: 20 a second."""
     run = Run(rate, 1, lambda world, worker: busy(world, worker, 1), seed=seed)
     assert run.of_the_limit >= 0.95, run
@@ -90,7 +90,7 @@ def test_more_than_the_limit_admits_costs_few_trips(workers, seed):
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("part", [0.02, 0.2, 0.8])
 def test_less_than_the_limit_leaves_as_it_comes(workers, part, seed):
-    """Nobody is kept: all that comes has left, by a trip or less for nearly each."""
+    """No call is delayed: all that come have left, by a trip or less for nearly each."""
     came = []
 
     def load(world, worker):
@@ -123,14 +123,14 @@ def test_a_caller_now_and_then_is_a_trip_each_and_owns_nothing():
 
 
 @each_seed
-def test_callers_who_are_too_slow_for_the_grid_waste_little(seed):
+def test_callers_that_are_too_slow_for_the_grid_waste_little(seed):
     """Their calls take a tenth of a second: a stock of slots in a row is over before they are back."""
     run = Run(100, 4, lambda world, worker: busy(world, worker, 8, 100_000), seed=seed)
     assert run.of_the_limit >= 0.8, run
 
 
 @each_seed
-def test_turns_of_one_worker_keep_their_distance_while_it_is_busy(seed):
+def test_calls_of_a_busy_worker_keep_their_distance(seed):
     """At the instants at which calls leave, not alone as promised: trips of uneven length come in between."""
     world = World(seed)
     server = Server(world, "100/s")
@@ -144,8 +144,8 @@ def test_turns_of_one_worker_keep_their_distance_while_it_is_busy(seed):
 @each_seed
 @pytest.mark.parametrize("rate", [100, 1000])
 @pytest.mark.parametrize("threads", [1, 8])
-def test_those_who_come_later_catch_up(rate, threads, seed):
-    """One has been alone with the line for three seconds; after three more the others have their share."""
+def test_workers_that_come_later_catch_up(rate, threads, seed):
+    """One has been alone with the queue for three seconds; after three more the others have their share."""
     world = World(seed)
     server = Server(world, f"{rate}/s")
     workers = [Worker(world, server, prefetch_us=SECOND, trip_us=TRIP, jitter_us=5_000) for _ in range(4)]

@@ -8,7 +8,7 @@ from shapekit._adapters.http import Reading, RequestShaper, ShapingInfo, Target,
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 
 
-class Said(NamedTuple):
+class Response(NamedTuple):
     """What is answered: as much of a response as feedback looks at."""
 
     status: int
@@ -44,7 +44,7 @@ class GitHub:
         left = self.limits[scope] - used
         status = 200 if left >= 0 else 403
         self.seen.append(Seen(now, method, path, scope, status))
-        return Said(
+        return Response(
             status,
             {
                 "X-RateLimit-Limit": str(self.limits[scope]),
@@ -80,20 +80,20 @@ class Discord:
         self.buckets[scope] = full_at, used
         status = 200 if used <= self.LIMIT else 429
         self.seen.append(Seen(self.clock.now(), method, path, scope, status))
-        told = {
+        headers = {
             "X-RateLimit-Limit": str(self.LIMIT),
             "X-RateLimit-Remaining": str(max(0, self.LIMIT - used)),
             "X-RateLimit-Reset-After": f"{(full_at - now) / 1e6:.6f}",
             "X-RateLimit-Bucket": scope,
         }
         if status == 429:
-            told["Retry-After"] = f"{(full_at - now) / 1e6:.6f}"
-        return Said(status, told)
+            headers["Retry-After"] = f"{(full_at - now) / 1e6:.6f}"
+        return Response(status, headers)
 
 
 HOST = "api.x"
 FAST = {"rate": "1_000_000/s", "burst": 10_000}
-"""A pace that delays nobody: what is late then, is late because of a hold."""
+"""A pace that delays no call: a late call is late because of a hold."""
 
 
 TARGETS = Reading(lambda request: request.host, lambda request: request)

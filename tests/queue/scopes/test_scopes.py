@@ -28,7 +28,7 @@ def client(github, store):
 
 @pytest.fixture
 def held(client):
-    """A client that knows two routes, one of whose scopes is held for a minute."""
+    """A client that knows two routes, the scope of one of which is held for a minute."""
     client.send("/users/a")
     for number in range(3):
         client.send(f"/search/{number}")
@@ -60,12 +60,12 @@ def test_the_scope_of_a_key_is_that_of_the_text_it_is_equal_to(github, store):
     assert client.request_shaper.policy.shaper.held(key=scoped("acme", "search")) == 6
 
 
-def test_a_route_never_seen_goes_by_what_is_above_it(held):
+def test_a_new_route_goes_by_the_routes_above_it(held):
     assert held.send("/users/b").delay == 0
     assert held.send("/search/other").delay == 6
 
 
-def test_a_route_that_may_be_of_any_scope_waits_for_what_is_known_to_be_held(held):
+def test_a_route_that_may_be_of_any_scope_waits_for_known_holds(held):
     assert held.send("/rate_limit").delay == 6
 
 
@@ -130,7 +130,7 @@ def test_a_wait_too_long_is_refused_at_once_and_costs_nothing(held, github, alik
     assert held.send("/search/0", max_wait="6s").delay == 6
 
 
-def test_a_turn_too_far_away_is_refused_before_the_wait_for_the_scope(github, store, alike):
+def test_a_slot_too_far_away_is_refused_before_the_wait_for_the_scope(github, store, alike):
     client = Client(github, store=store, name="github", rate="1/min", burst=3)
     for number in range(3):
         client.send(f"/search/{number}")
@@ -170,23 +170,23 @@ def test_a_timeout_ends_the_wait_and_costs_nothing(held, github, alike):
 
 
 @pytest.mark.anyio
-async def test_a_turn_that_has_become_too_late_is_refused_in_terms_of_both_waits(github, store):
+async def test_a_slot_that_has_become_too_late_is_refused_with_the_sum_of_both_waits(github, store):
     client = Client(github, store=store, name="github", rate="1/s", burst=3)
     for number in range(3):
         client.send(f"/search/{number}")
-    told = []
+    refusals = []
 
     async def waits():
         with pytest.raises(QueueFullError) as caught:
             await client.asend("/search/0", max_wait="18s")
-        told.append((github.clock.now(), caught.value))
+        refusals.append((github.clock.now(), caught.value))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waits)
         await until(github.clock, 5.95)
         while client.request_shaper._main.policy.shaper.reserve(HOST, max_wait=14):
             pass
-    ((now, error),) = told
+    ((now, error),) = refusals
     assert (now, error.max_wait, error.key) == (6, 18, HOST)
     assert 20 <= error.delay < 22
 
@@ -214,7 +214,7 @@ async def test_a_hold_that_changes_is_obeyed_as_it_is_now(held, github, at, chan
 
 
 @pytest.mark.anyio
-async def test_a_route_whose_scope_is_learned_meanwhile_waits_no_longer(held, github):
+async def test_a_route_stops_waiting_once_its_free_scope_is_learned(held, github):
     left = []
 
     async def waits():
@@ -230,8 +230,8 @@ async def test_a_route_whose_scope_is_learned_meanwhile_waits_no_longer(held, gi
 
 
 @pytest.mark.anyio
-async def test_whoever_was_about_to_leave_gives_the_turn_back(github, store):
-    """Somebody of the scope stands in line on the key when the scope is held."""
+async def test_a_task_that_was_about_to_leave_gives_its_slot_back(github, store):
+    """A call of the scope waits for its slot of the key when the scope is held."""
     client = Client(github, store=store, name="github", rate="1/s", burst=1)
     await client.asend("/search/0")
     await client.asend("/users/a")
@@ -247,14 +247,14 @@ async def test_whoever_was_about_to_leave_gives_the_turn_back(github, store):
         await shaper.ahold("30s", key=scoped(HOST, "search"))
         await until(github.clock, 2.0)
         await until(github.clock, 2.25)
-        # The slot of 2.0 was given back: whoever comes now need not wait for the one after it.
+        # The slot of 2.0 was given back: a new call need not wait for the one after it.
         assert (await client.asend("/users/a")).delay == 0
     assert passages["search"].delay == 30.5
     assert [path for _, path, _ in client.sent] == ["/search/0", "/users/a", "/users/a", "/search/1"]
 
 
 @pytest.mark.anyio
-async def test_they_leave_in_the_order_in_which_they_asked(held, github):
+async def test_tasks_leave_in_order_of_arrival(held, github):
     numbers = [*range(20)]
     github.limits["search"] = 10**6
 
@@ -269,7 +269,7 @@ async def test_they_leave_in_the_order_in_which_they_asked(held, github):
     assert {at for _, _, at in held.sent[4:]} == {6.0}
 
 
-def test_threads_leave_in_the_order_in_which_they_asked(github, store, clock):
+def test_threads_leave_in_order_of_arrival(github, store, clock):
     """Time moves by hand: a thread may be late, and must not find that it has come last for that."""
     clock = ManualClock()
     github.clock, github.limits["search"] = clock, 10**6
@@ -288,7 +288,7 @@ def test_threads_leave_in_the_order_in_which_they_asked(github, store, clock):
     assert [path for _, path, _ in client.sent[1:]] == [f"/search/in-order/{number}" for number in range(8)]
 
 
-def test_a_thread_that_was_about_to_leave_gives_the_turn_back(github):
+def test_a_thread_that_was_about_to_leave_gives_its_slot_back(github):
     clock = github.clock = ManualClock()
     client = Client(github, rate="1/s", burst=1, clock=clock)
     client.send("/search/0")
@@ -323,21 +323,21 @@ async def test_a_cancelled_wait_leaves_nothing_behind(held, github, alike):
 
 
 @pytest.mark.anyio
-async def test_closing_wakes_whoever_waits(held, github):
+async def test_closing_wakes_waiting_calls(held, github):
     policy = held.request_shaper._main.policy
-    told = []
+    errors = []
 
     async def waits():
         with pytest.raises(StoreUnavailableError) as caught:
             await held.asend("/search/0")
-        told.append((github.clock.now(), str(caught.value)))
+        errors.append((github.clock.now(), str(caught.value)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waits)
         tasks.start_soon(waits)
         await until(github.clock, 2.05)
         policy.close()
-    assert told == [(2.05, "shaper 'github' was closed")] * 2
+    assert errors == [(2.05, "shaper 'github' was closed")] * 2
 
 
 # two clients on one store
@@ -351,7 +351,7 @@ def test_clients_that_share_a_store_obey_each_other_s_scopes(tmp_path, clock, gi
     other.send("/search/b")
     one.send("/search/a")
     one.send("/search/a")
-    # Neither the one who has heard nor the other may run into it.
+    # Neither the client that saw the answer nor the other may exceed the limit.
     assert one.send("/users/a").delay == other.send("/users/a").delay == 0
     assert other.send("/search/b").delay == pytest.approx(6)
     assert one.send("/search/a").delay == 0
@@ -363,14 +363,14 @@ def test_clients_that_share_a_store_obey_each_other_s_scopes(tmp_path, clock, gi
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_straight", [False, True])
 @pytest.mark.parametrize("ends", ["leaves", "is cancelled"])
-async def test_of_a_request_whose_part_becomes_known_while_it_waits_one_ending_is_told(
+async def test_a_request_whose_part_becomes_known_while_it_waits_ends_in_one_event(
     clock, github, is_straight, ends
 ):
     client = Client(github, rate="2/s", burst=1, name="github", clock=clock)
     request_shaper = client.request_shaper
     policy = request_shaper._main.policy
     await policy.shaper.areserve(HOST)
-    told, entered = [], None
+    events, entered = [], None
 
     async def call():
         nonlocal entered
@@ -380,7 +380,7 @@ async def test_of_a_request_whose_part_becomes_known_while_it_waits_one_ending_i
             async with client.admission("/search") as entered:
                 pass
 
-    with policy.listen(told.append):
+    with policy.listen(events.append):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             await until(clock, 0.2)
@@ -389,7 +389,7 @@ async def test_of_a_request_whose_part_becomes_known_while_it_waits_one_ending_i
             if ends == "is cancelled":
                 await until(clock, 0.8)
                 tasks.cancel_scope.cancel()
-    reserved, held, *endings = told
+    reserved, held, *endings = events
     assert (type(reserved), type(held)) == (Reserved, Held)
     if ends == "leaves":
         assert endings == [Departed("github", HOST, 1, 1.2, 0.0)]
@@ -399,17 +399,17 @@ async def test_of_a_request_whose_part_becomes_known_while_it_waits_one_ending_i
 
 
 @pytest.mark.anyio
-async def test_a_departure_is_told_once_also_if_the_first_part_becomes_known_just_then(clock, github):
+async def test_a_departure_is_one_event_also_if_the_first_part_becomes_known_just_then(clock, github):
     client = Client(github, rate="2/s", name="github", clock=clock)
     policy = client.request_shaper._main.policy
-    told = []
+    kinds = []
 
-    def hear(event):
-        told.append(type(event))
-        if told[-1] is Departed:
+    def listener(event):
+        kinds.append(type(event))
+        if kinds[-1] is Departed:
             policy.scoped.scopes.learn(HOST, request_of("/search"), "search")
 
-    with policy.listen(hear):
+    with policy.listen(listener):
         async with client.admission("/search"):
             pass
-    assert told == [Reserved, Departed]
+    assert kinds == [Reserved, Departed]

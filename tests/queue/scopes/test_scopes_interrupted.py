@@ -1,4 +1,4 @@
-"""A signal handler that raises while a call waits for a part of the server: nobody is stuck behind it."""
+"""A signal handler that raises while a call waits for a part of the server: no call is stuck behind it."""
 
 import pytest
 
@@ -13,7 +13,7 @@ TARGET = Target("GET", "https", "api.x", None, "/search")
 
 
 @pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.004)])
-def test_a_call_that_is_interrupted_anywhere_stands_in_no_line(store_of):
+def test_a_call_that_is_interrupted_anywhere_waits_in_no_queue(store_of):
     for at in range(1, 3_000):
         policy = Policy("100/s", name="api", store=store_of(ManualClock(1_000.0, autojump=True)))
         scoped = policy.scoped

@@ -1,4 +1,4 @@
-"""Scopes on stores that answer late: nobody leaves into a hold, and the order is kept."""
+"""Scopes on stores that answer late: no call leaves into a hold, and the order is kept."""
 
 import anyio
 import pytest
@@ -12,13 +12,13 @@ from .scoped_servers import HOST, Client, until
 
 @pytest.fixture(params=[SlowStore, FarStore])
 def far(request, clock):
-    """A store behind a wire; one by whose own clock it is an hour later."""
+    """A store behind a wire; and one whose own clock is an hour ahead."""
     return request.param(clock, 0.004)
 
 
 @pytest.mark.anyio
-async def test_whoever_placed_a_hold_obeys_it_at_once(far, github):
-    """An answer that others asked for a moment ago is used again, but not by those who know better."""
+async def test_the_client_that_placed_a_hold_obeys_it_at_once(far, github):
+    """An answer from a moment ago is used again, but not by a process that has changed the key since."""
     client = Client(github, store=far, name="github")
     for number in range(3):
         await client.asend(f"/search/{number}")
@@ -28,7 +28,7 @@ async def test_whoever_placed_a_hold_obeys_it_at_once(far, github):
 
 
 @pytest.mark.anyio
-async def test_a_turn_that_has_passed_while_it_asked_is_given_back_too(far, clock, github):
+async def test_a_slot_that_has_passed_during_the_question_is_given_back_too(far, clock, github):
     client = Client(github, rate="1/s", burst=1, store=far, name="github")
     await client.asend("/search")
     shaper = client.request_shaper._main.policy.shaper
@@ -70,7 +70,7 @@ async def test_the_order_is_kept(far, clock, github):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("after_s", [0.001, 0.003, 0.005, 0.007, 0.009, 1.0, 1.999, 2.001, 2.003, 2.005, 2.5])
-async def test_whoever_is_cancelled_at_whatever_moment_takes_nothing_along(far, clock, github, after_s):
+async def test_calls_cancelled_at_any_moment_take_nothing_along(far, clock, github, after_s):
     client = Client(github, rate="1/s", burst=1, store=far, name="github")
     await client.asend("/search")
     shaper = client.request_shaper._main.policy.shaper
@@ -87,7 +87,7 @@ async def test_whoever_is_cancelled_at_whatever_moment_takes_nothing_along(far, 
             scope.cancel()
     left = [at for _, _, at in client.sent[1:]]
     assert not client.request_shaper._main.policy.scoped._lines._lines
-    # A request that was under way to the store when it was cancelled may cost one slot: nobody knows of it.
+    # A request that was under way to the store when it was cancelled may cost one slot.
     under_way = 3 if after_s < 0.01 else 1 if left or after_s > 2 else 0
     turn = await shaper.areserve(HOST)
     assert turn.delay <= under_way
@@ -118,8 +118,8 @@ async def test_a_request_that_waits_for_its_slot_costs_two(far, clock, github):
 
 
 @pytest.mark.anyio
-async def test_what_another_process_has_heard_is_obeyed_and_found_out_once(far, clock, github):
-    """The other one's hold marks the key: the slot that is taken there says so."""
+async def test_a_hold_by_another_process_is_found_once_and_obeyed(far, clock, github):
+    """The other one's hold marks the key: the slot that is taken there shows it."""
     github.limits["search"] = 10**6
     holder, other = (Client(github, store=far, name="github") for _ in range(2))
     await other.asend("/search/first")
@@ -144,14 +144,14 @@ async def test_what_another_process_has_heard_is_obeyed_and_found_out_once(far, 
 
 
 @pytest.mark.anyio
-async def test_those_who_wait_together_ask_together(far, clock, github):
+async def test_calls_that_wait_together_ask_together(far, clock, github):
     client = Client(github, store=far, name="github")
     github.limits["search"] = 10**6
     await client.asend("/search")
     await client.request_shaper._main.policy.shaper.ahold("1s", key=scoped(HOST, "search"))
-    asked = far.trips[CONFIRM]
+    before = far.trips[CONFIRM]
     async with anyio.create_task_group() as tasks:
         for number in range(30):
             tasks.start_soon(client.asend, f"/search/{number}")
-    # Ten times a second, and where turns are taken and used one after the other, each 20 ms.
-    assert far.trips[CONFIRM] - asked <= 10 + 2 + 30 * 4 / 20 + 2
+    # Ten times a second, and where slots are taken and used one after the other, each 20 ms.
+    assert far.trips[CONFIRM] - before <= 10 + 2 + 30 * 4 / 20 + 2

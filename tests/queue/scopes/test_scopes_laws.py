@@ -1,4 +1,4 @@
-"""Scopes: whoever asks what, and whatever is held, only the own scope delays; in virtual time."""
+"""Scopes: whatever calls come, and whatever is held, a call is delayed by its own scope alone."""
 
 import anyio
 from hypothesis import given, settings
@@ -20,12 +20,12 @@ requests = st.lists(
 
 
 def run(server, client, story, backend):
-    """Everybody comes at the appointed time; returns when each has asked, by number."""
-    asked = {}
+    """Every call comes at its time; returns when each came, by number."""
+    came_at = {}
 
     async def one(number, at_ms, path, method):
         await until(server.clock, at_ms / 1e3)
-        asked[number] = server.clock.now()
+        came_at[number] = server.clock.now()
         await client.asend(path, method)
 
     async def all_of_them():
@@ -34,12 +34,12 @@ def run(server, client, story, backend):
                 tasks.start_soon(one, number, at_ms, path, method)
 
     anyio.run(all_of_them, backend=backend)
-    return asked
+    return came_at
 
 
 @settings(max_examples=40)
 @given(requests, st.sampled_from(["asyncio", "trio"]))
-def test_what_is_spent_waits_and_is_never_refused_and_the_rest_leaves_at_once(story, backend):
+def test_calls_of_a_spent_scope_wait_and_the_others_leave_at_once(story, backend):
     clock = ManualClock(autojump=True)
     github = GitHub(clock)
     client = Client(github, clock=clock, name="github")
@@ -47,13 +47,15 @@ def test_what_is_spent_waits_and_is_never_refused_and_the_rest_leaves_at_once(st
     client.send("/search/a")
     # A thousandth apart, so that each answer is there before the next request.
     apart = [(1 + at * 50 + number, f"{path}/{number}", "GET") for number, (at, path) in enumerate(story)]
-    asked = run(github, client, apart, backend)
+    came_at = run(github, client, apart, backend)
     others = [seen for seen in github.seen if seen.scope == "core"][1:]
-    came = sorted((asked[number], path) for number, (_, path, _) in enumerate(apart) if "users" in path)
+    came = sorted((came_at[number], path) for number, (_, path, _) in enumerate(apart) if "users" in path)
     assert [(seen.at, seen.path) for seen in others] == came
     assert {seen.status for seen in github.seen} == {200}
     searches = [seen.path for seen in github.seen if seen.scope == "search"][1:]
-    numbers = sorted((asked[number], number) for number, (_, path, _) in enumerate(apart) if "search" in path)
+    numbers = sorted(
+        (came_at[number], number) for number, (_, path, _) in enumerate(apart) if "search" in path
+    )
     assert searches == [apart[number][1] for _, number in numbers]
 
 
@@ -66,7 +68,7 @@ holds = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 2_000)), max_si
     holds,
     st.sampled_from(["asyncio", "trio"]),
 )
-def test_everybody_leaves_at_the_first_instant_at_which_the_own_scope_is_not_held(story, holds, backend):
+def test_every_call_leaves_as_soon_as_its_own_scope_is_not_held(story, holds, backend):
     clock = ManualClock(autojump=True)
     github = GitHub(clock, search=10**6)
     client = Client(github, clock=clock, name="github")
@@ -114,10 +116,12 @@ def test_nothing_of_a_held_scope_leaves_until_it_ends_and_all_in_order(story, ba
     for last in ("messages", "pins", "typing"):
         client.send(f"/1/{last}")
     story = [(20_000 + at * 7 + number, f"/1/{last}", "GET") for number, (at, last) in enumerate(story)]
-    asked = run(discord, client, story, backend)
+    came_at = run(discord, client, story, backend)
     assert 429 not in [seen.status for seen in discord.seen]
     for scope in ("get-messages", "pins"):
         order = [
-            n for n in sorted(asked, key=lambda n: (asked[n], n)) if discord.scope(*story[n][2:0:-1]) == scope
+            n
+            for n in sorted(came_at, key=lambda n: (came_at[n], n))
+            if discord.scope(*story[n][2:0:-1]) == scope
         ]
         assert [story[n][1] for n in order] == [seen.path for seen in discord.seen[3:] if seen.scope == scope]

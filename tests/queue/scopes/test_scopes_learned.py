@@ -46,12 +46,12 @@ class Model:
                 break
         if len(below) == 1:
             return below
-        heard = {scope for (of, scope), until in held.items() if of == key and until > now}
-        return heard & below if below else heard
+        held_now = {scope for (of, scope), until in held.items() if of == key and until > now}
+        return held_now & below if below else held_now
 
 
 @given(st.lists(st.tuples(places, names), max_size=25), held, places, st.integers(0, 25))
-def test_a_request_waits_for_what_all_answers_together_tell(lessons, held, place, now):
+def test_a_request_waits_for_the_scopes_that_all_answers_together_imply(lessons, held, place, now):
     known = Scopes()
     for (key, method, path), scope in lessons:
         known.learn(key, target(path, method), scope)
@@ -68,12 +68,12 @@ def test_a_path_is_read_by_its_segments():
     assert known.find("k", target("/search/x"), 0) == ("search",)
 
 
-def test_what_changes_its_scope_is_believed():
+def test_a_route_with_a_new_scope_has_the_new_one():
     known = taught(("/a", "old"), ("/a", "new"))
     assert known.find("k", target("/a"), 0) == ("new",)
 
 
-def test_a_path_too_long_to_be_looked_at_whole_is_no_known_place():
+def test_a_path_too_long_to_be_kept_whole_goes_by_its_beginning():
     long = "/x" * scopes.MOST_SEGMENTS
     known = taught((f"{long}/a", "one"), (f"{long}/b", "other"))
     known.hear("k", "one", 10, 0)
@@ -82,7 +82,7 @@ def test_a_path_too_long_to_be_looked_at_whole_is_no_known_place():
     assert known.find("k", target(f"{long}/a"), 10) == ()
 
 
-def test_what_cannot_be_told_does_not_wait_for_what_was_never_named_there():
+def test_a_route_of_unknown_scope_does_not_wait_for_scopes_never_named_there():
     known = taught(("/a/1", "one"), ("/a/2", "other"), ("/b", "third"))
     known.hear("k", "third", 10, 0)
     assert known.find("k", target("/a/3"), 0) == ()
@@ -90,7 +90,7 @@ def test_what_cannot_be_told_does_not_wait_for_what_was_never_named_there():
     assert known.find("k", target("/a/3"), 0) == ("one",)
 
 
-def test_memory_is_bounded_and_what_lies_above_is_forgotten_last():
+def test_memory_is_bounded_and_routes_above_are_forgotten_last():
     known = taught(("/search/q", "search"))
     for number in range(scopes.MOST_PLACES):
         known.learn("k", target(f"/repos/{number}"), "core")
@@ -100,7 +100,7 @@ def test_memory_is_bounded_and_what_lies_above_is_forgotten_last():
     assert known.find("k", target("/users"), 0) == ("search",)
 
 
-def test_too_many_scopes_to_be_told_apart_are_all_of_them():
+def test_a_route_with_too_many_scopes_below_it_may_be_of_any():
     known = Scopes()
     for number in range(scopes.MOST_SCOPES + 1):
         known.learn("k", target(f"/{number}"), str(number))
@@ -110,7 +110,7 @@ def test_too_many_scopes_to_be_told_apart_are_all_of_them():
     assert max(len(node.below or ()) for node in known._nodes.values()) <= scopes.MOST_SCOPES
 
 
-def test_holds_heard_of_are_bounded_and_end():
+def test_known_holds_are_bounded_and_end():
     known = Scopes()
     for number in range(scopes.MOST_HOLDS + 1):
         known.hear("k", str(number), 10, 0)
@@ -134,7 +134,7 @@ def test_two_pairs_never_give_one_key(one, other):
 
 
 @pytest.mark.parametrize("key", [scoped("api.x", "search"), "%scope="])
-def test_no_key_of_a_users_is_that_of_a_scope(key, refused):
+def test_no_key_of_a_user_is_that_of_a_scope(key, refused):
     refused(lambda: Policy(1).admit(key), "key")
     with Policy(1).admit("%SCOPE search") as admission:
         assert admission.decision.allowed

@@ -61,7 +61,7 @@ NEAR = 0.2
 
 
 @pytest.mark.anyio
-async def test_calls_that_wait_for_a_part_keep_nobody_from_the_others(crowd, clock):
+async def test_calls_that_wait_for_a_part_do_not_delay_the_others(crowd, clock):
     await crowd.hold("60s")
     async with anyio.create_task_group() as tasks:
         for number in range(5):
@@ -112,7 +112,7 @@ async def test_a_part_that_is_held_while_a_call_waits_for_its_permit_is_waited_f
 
 
 @pytest.mark.anyio
-async def test_how_long_to_wait_is_for_the_part_and_the_permit_together(crowd, clock):
+async def test_max_wait_is_for_the_part_and_the_permit_together(crowd, clock):
     await crowd.hold("60s")
     async with anyio.create_task_group() as tasks:
         await until(clock, 50)
@@ -129,7 +129,7 @@ async def test_how_long_to_wait_is_for_the_part_and_the_permit_together(crowd, c
 
 
 @pytest.mark.anyio
-async def test_who_waits_behind_another_for_a_permit_is_refused_in_time(crowd, clock):
+async def test_a_call_waiting_behind_another_for_a_permit_is_refused_in_time(crowd, clock):
     await crowd.hold("60s")
     async with anyio.create_task_group() as tasks:
         for number in range(2):
@@ -144,12 +144,12 @@ async def test_who_waits_behind_another_for_a_permit_is_refused_in_time(crowd, c
 
 
 @pytest.mark.anyio
-async def test_the_whole_wait_is_told(crowd, clock):
+async def test_the_delay_is_the_whole_wait(crowd, clock):
     await crowd.hold("60s")
-    told = []
+    admissions = []
 
     async def call():
-        told.append(await crowd.call("/search/1"))
+        admissions.append(await crowd.call("/search/1"))
 
     async with anyio.create_task_group() as tasks:
         await until(clock, 50)
@@ -157,7 +157,7 @@ async def test_the_whole_wait_is_told(crowd, clock):
             tasks.start_soon(crowd.call, f"/users/{number}", 20)
         await until(clock, 51)
         tasks.start_soon(call)
-    assert told[0].delay == pytest.approx(19, abs=NEAR)
+    assert admissions[0].delay == pytest.approx(19, abs=NEAR)
     assert crowd.began["/search/1"] == pytest.approx(70, abs=NEAR)
 
 
@@ -165,7 +165,7 @@ async def test_the_whole_wait_is_told(crowd, clock):
 @pytest.mark.parametrize(
     "after_s", [0.001, 0.003, 0.005, 0.007, 0.009, 0.011, 1.0, 59.999, 60.003, 60.007, 61]
 )
-async def test_who_is_cancelled_at_whatever_moment_keeps_no_permit(crowd, clock, after_s):
+async def test_calls_cancelled_at_any_moment_keep_no_permit(crowd, clock, after_s):
     await crowd.hold("60s")
     start = clock.now()
     with anyio.CancelScope() as scope:
@@ -215,7 +215,7 @@ async def test_a_call_to_a_free_part_costs_as_many_trips_as_without_parts(clock,
     assert trips == [plain + 1] * 4  # as the key is marked, they look at their own part
 
 
-def test_threads_that_wait_for_a_part_keep_nobody_from_the_others(github):
+def test_threads_that_wait_for_a_part_do_not_delay_the_others(github):
     clock = ManualClock()
     github.clock = clock
     client = Client(github, store=MemoryStore(clock), name="github", concurrency=2)
@@ -284,7 +284,7 @@ def test_a_call_waits_while_its_part_is_held_or_all_permits_are_taken_and_no_lon
         await until(clock, at)
         scope.cancel()
 
-    async def everybody():
+    async def all_calls():
         await crowd.client.asend("/search/first")
         await crowd.client.asend("/users/first")
         async with anyio.create_task_group() as tasks:
@@ -295,7 +295,7 @@ def test_a_call_waits_while_its_part_is_held_or_all_permits_are_taken_and_no_lon
                 is_cancelled = partial(tasks.start_soon, cancel, gives_up)
                 tasks.start_soon(come, 11 + 4 * at, path, 4 * length, is_cancelled)
 
-    anyio.run(everybody, backend=backend)
+    anyio.run(all_calls, backend=backend)
     instants = {instant for start, end, *_ in [*waited, *in_flight, *held] for instant in (start, end)}
     for span in pairwise(sorted(instants)):
         inside = [path for *during, path in in_flight if overlaps(during, span)]
