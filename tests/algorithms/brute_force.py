@@ -14,8 +14,8 @@ from .reference import Answer, Model, model_of
 NEVER = 2**53
 
 
-class Told(NamedTuple):
-    """What a composite's decision must say."""
+class Expected(NamedTuple):
+    """What a composite's decision must contain."""
 
     answer: Answer
     binding: str | None
@@ -35,11 +35,11 @@ class Leaf:
     def within_reach(self, cost: int) -> bool:
         return cost <= self.model.limit
 
-    def check(self, now: int, cost: int) -> Told:
+    def check(self, now: int, cost: int) -> Expected:
         if self.admits(now, cost):
-            return Told(self.model.check(now, cost), None, ("",))
+            return Expected(self.model.check(now, cost), None, ("",))
         denied = self.model.look(now, cost if self.within_reach(cost) else 1)
-        return Told(denied._replace(allowed=False, retry_after_us=patience(self, now, cost)), None)
+        return Expected(denied._replace(allowed=False, retry_after_us=patience(self, now, cost)), None)
 
 
 class Tree:
@@ -55,23 +55,23 @@ class Tree:
     def within_reach(self, cost: int) -> bool:
         return (all if self.all else any)(part.within_reach(cost) for part in self.parts.values())
 
-    def check(self, now: int, cost: int) -> Told:
+    def check(self, now: int, cost: int) -> Expected:
         return self.admission(now, cost) if self.admits(now, cost) else self.denial(now, cost)
 
-    def admission(self, now: int, cost: int) -> Told:
+    def admission(self, now: int, cost: int) -> Expected:
         payers = [name for name, part in self.parts.items() if part.admits(now, cost)]
-        told = {name: self.parts[name].check(now, cost) for name in (payers[:1] if self.first else payers)}
-        remains = {name: part.answer.remaining for name, part in told.items()}
-        binding = (min if self.all else max)(told, key=lambda name: remains[name])
-        paid = tuple(join(name, path) for name, part in told.items() for path in part.paid)
-        return Told(told[binding].answer, join(binding, told[binding].binding), paid)
+        checked = {name: self.parts[name].check(now, cost) for name in (payers[:1] if self.first else payers)}
+        remains = {name: part.answer.remaining for name, part in checked.items()}
+        binding = (min if self.all else max)(checked, key=lambda name: remains[name])
+        paid = tuple(join(name, path) for name, part in checked.items() for path in part.paid)
+        return Expected(checked[binding].answer, join(binding, checked[binding].binding), paid)
 
-    def denial(self, now: int, cost: int) -> Told:
+    def denial(self, now: int, cost: int) -> Expected:
         waits = {name: patience(part, now, cost) for name, part in self.parts.items()}
         binding = (max if self.all else min)(waits, key=lambda name: waits[name])
-        told = deepcopy(self.parts[binding]).check(now, cost)
-        answer = told.answer._replace(retry_after_us=patience(self, now, cost))
-        return Told(answer, join(binding, told.binding))
+        denied = deepcopy(self.parts[binding]).check(now, cost)
+        answer = denied.answer._replace(retry_after_us=patience(self, now, cost))
+        return Expected(answer, join(binding, denied.binding))
 
 
 def join(name: str, path: str | None) -> str:

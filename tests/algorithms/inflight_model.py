@@ -1,4 +1,4 @@
-"""Permits, counted the slow way: one list of everybody, what each has and until when it is believed."""
+"""Permits, counted the slow way: one list of all calls, what each has and until when its lease lasts."""
 
 
 class Model:
@@ -12,7 +12,7 @@ class Model:
         self.until = {}
         """By owner: when its lease ends."""
         self.calls = []
-        """`[owner, number, whether it sits]`, in the order of asking."""
+        """`[owner, number, whether it has a permit]`, in order of arrival."""
 
     def enter(self, now, owner, number, may_wait):
         before = self._snapshot()
@@ -25,7 +25,7 @@ class Model:
             elif may_wait and len(waiting) < self.most_waiting:
                 self.calls.append([owner, number, False])
             else:
-                # A denial leaves no trace: not even of the time at which it was asked.
+                # A denial leaves no trace: not even of its time.
                 self.time, self.until, self.calls = before
                 return -1
         self.until[owner] = max(self.until.get(owner, 0), self.time + self.lease_us)
@@ -35,13 +35,13 @@ class Model:
     def watch(self, now, owner):
         before = self._snapshot()
         self._pass(now)
-        return self._told(before, owner)
+        return self._answer(before, owner)
 
     def leave(self, now, owner, number):
         before = self._snapshot()
         self._pass(now)
         self.calls = [call for call in self.calls if call[:2] != [owner, number]]
-        return self._told(before, owner)
+        return self._answer(before, owner)
 
     def keep(self, now, owner, upto, numbers):
         before = self._snapshot()
@@ -49,7 +49,7 @@ class Model:
         if any(call[0] == owner for call in self.calls):
             self.until[owner] = max(self.until[owner], self.time + self.lease_us)
         self.calls = [call for call in self.calls if call[0] != owner or call[1] > upto or call[1] in numbers]
-        return self._told(before, owner)
+        return self._answer(before, owner)
 
     def _pass(self, now):
         self.time = max(self.time, now)
@@ -57,7 +57,7 @@ class Model:
         self._permit()
 
     def _permit(self):
-        # Who has nothing here is forgotten, and so is its lease.
+        # An owner without a call is forgotten, and so is its lease.
         self.until = {
             owner: until
             for owner, until in self.until.items()
@@ -71,10 +71,10 @@ class Model:
     def _snapshot(self):
         return self.time, dict(self.until), [list(call) for call in self.calls]
 
-    def _told(self, before, owner):
+    def _answer(self, before, owner):
         self._permit()
         if (self.until, self.calls) == before[1:]:
-            # Nobody has anything more or less: then nothing is remembered.
+            # No owner has anything more or less: then nothing is remembered.
             self.time = before[0]
         return {call[1] for call in self.calls if call[0] == owner and call[2]}
 

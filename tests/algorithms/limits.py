@@ -95,7 +95,7 @@ def spread(quota: Quota) -> Quota:
 
 
 def beginning(per: str, week_start: str, anchor_day: int) -> dict[str, Any]:
-    """On which day the periods begin, if that can be said of them."""
+    """The day on which the periods begin, if they have one."""
     return {"week": {"week_start": week_start}, "month": {"anchor_day": anchor_day}}.get(per, {})
 
 

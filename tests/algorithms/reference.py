@@ -1,6 +1,6 @@
 """The contract of each limit in exact rationals: slow, obvious, written from the text and not the code.
 
-A model knows what was charged and says how many units are `used` at any later instant. Everything
+A model knows what was charged and computes how many units are `used` at any later instant. Everything
 else follows from that alone, for every limit: a call is admitted if `used + cost <= limit`, waits
 until that holds, and the key is free again once nothing is used. Instants are whole microseconds.
 """
@@ -51,7 +51,7 @@ class Model:
         self.limit = limit
 
     def used(self, at: int) -> Fraction | int:
-        """Units in use at an instant not before the last charge, if nobody calls until then."""
+        """Units in use at an instant not before the last charge, if no call comes until then."""
         raise NotImplementedError
 
     def charge(self, at: int, cost: int) -> None:
@@ -114,7 +114,7 @@ class Counted(Model):
         return sum(self.weight(place, here, at) * cost for place, cost in self.charges)
 
     def weight(self, place: int, here: int, at: int) -> Fraction | int:
-        """How much a unit charged at `place` counts at an instant whose place is `here`."""
+        """How much a unit charged at `place` counts at an instant that lies at `here`."""
         return place == here
 
 

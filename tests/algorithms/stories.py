@@ -1,6 +1,6 @@
 """Stories: what happened to one key before a law is put to the test.
 
-A story is plain data, so that a failing one can be pasted as an `@example`. Told on a limit it gives a
+A story is plain data, so that a failing one can be pasted as an `@example`. Played on a limit it gives a
 Moment: the state, the instant, and the charges that were made on the way.
 """
 
@@ -38,7 +38,7 @@ class Event(NamedTuple):
     cost: int
 
 
-def told(decision: Decision) -> tuple[Any, ...]:
+def without_receipt(decision: Decision) -> tuple[Any, ...]:
     """A decision without its receipt, which is opaque: two keys that decide alike may hand out others."""
     return tuple(decision._replace(receipt=None))
 
@@ -86,7 +86,7 @@ class Story(NamedTuple):
     cost: int = 1
     skew: int = 0
 
-    def told(self) -> Moment:
+    def played(self) -> Moment:
         limit, skew = self.limit, self.skew
         state, now = None, self.start
         charges: list[Charge] = []

@@ -1,4 +1,4 @@
-"""all_of, any_of and first_of: none or all, who pays, who binds, and the way out, against brute force."""
+"""all_of, any_of and first_of: none or all, the parts that pay and bind, the wait, against brute force."""
 
 from contextlib import closing
 
@@ -31,7 +31,7 @@ calls = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)), max_size=15)
 
 
 def payers(limit, receipt):
-    """The paths of the parts that a receipt says were charged."""
+    """The paths of the parts that were charged by a receipt."""
     if not isinstance(limit, Composite):
         return ("",)
     return tuple(
@@ -53,18 +53,18 @@ def test_a_composite_does_what_brute_force_does(limit, now, moves):
     for step_us, units in moves:
         now += step_us
         cost = min(units, limit.max_cost)
-        told = model.check(now, cost)
+        expected = model.check(now, cost)
         outcome = limit.check(state, now, cost)
         decision = outcome.decision
-        assert decision.binding == told.binding
-        assert tuple(decision[:6]) == tuple(told.answer)
+        assert decision.binding == expected.binding
+        assert tuple(decision[:6]) == tuple(expected.answer)
         if outcome.persist:
-            assert payers(limit, decision.receipt) == told.paid
+            assert payers(limit, decision.receipt) == expected.paid
             state = outcome.state
 
 
 @given(nested(tiny_leaves), st.integers(1, 100))
-def test_a_cost_out_of_reach_is_what_brute_force_says_it_is(limit, cost):
+def test_the_largest_cost_is_that_of_brute_force(limit, cost):
     assert (cost <= limit.max_cost) == brute_force(limit).within_reach(cost)
     assert limit.max_cost < NEVER
 
@@ -72,7 +72,7 @@ def test_a_cost_out_of_reach_is_what_brute_force_says_it_is(limit, cost):
 @given(stories(nested(leaves)))
 def test_none_or_all(story):
     """A denial leaves every part as it was, an admission charges exactly those its receipt names."""
-    limit, state, now, cost, skew, _ = moment = story.told()
+    limit, state, now, cost, skew, _ = moment = story.played()
     outcome = moment.check()
     before = state or (None,) * len(limit.parts)
     if not outcome.persist:
@@ -103,7 +103,7 @@ def test_none_or_all(story):
 @given(stories(composites(leaves)))
 def test_the_departure_is_where_the_parts_meet(story):
     """all_of leaves at the first instant at which every part admits, the others at the first of any."""
-    moment = story.told()
+    moment = story.played()
     limit, skew, now, cost = moment.limit, moment.skew, moment.now, moment.cost
     states = moment.state or (None,) * len(limit.parts)
     each = [
@@ -117,7 +117,7 @@ def test_the_departure_is_where_the_parts_meet(story):
 @given(stories(leaves), st.integers(2, 3))
 def test_twins_decide_as_one_and_the_first_binds(story, count):
     """Two parts that are alike tie always: all_of and any_of decide as the part alone, in its name."""
-    moment = story.told()
+    moment = story.played()
     alone = moment.check().decision
     for combine in (all_of, any_of):
         twins = combine(**dict.fromkeys("abc"[:count], story.limit))
@@ -139,7 +139,7 @@ def test_first_of_leaves_the_second_alone_while_the_first_admits(limit, now):
         assert outcome.decision.binding.startswith("main")
 
 
-def test_what_alternatives_hold_is_kept_as_long_as_the_part_that_takes_longest():
+def test_a_state_of_alternatives_is_kept_as_long_as_the_part_that_takes_longest():
     hour, second = FixedWindow(2, exactly(3_600_000_000)), GCRA(Rate.of(1, 1_000_000), 1)
     for either in (any_of(hour=hour, second=second), any_of(second=second, hour=hour)):
         assert either.check(None, 0, 1).ttl_us == 3_600_000_000
@@ -182,5 +182,5 @@ def test_parts_with_keys_of_their_own_are_charged_together_or_not_at_all(visits)
     )
 )
 def test_the_binding_part_is_named_by_its_path(story):
-    decision = story.told().check().decision
+    decision = story.played().check().decision
     assert decision.binding in {"a", "b.c", "b.d"}

@@ -45,7 +45,7 @@ def test_a_remembered_day_stays_in_the_books_when_the_date_is_set_back():
     quota = Quota("1/day")
     today = 20_000 * day_us + 10 * hour_us
     state = quota.check(None, today, 1).state
-    # Two days later somebody sets the date back by two: the period of then is not remembered any more.
+    # Two days later the date is set back by two: the period of then is not remembered any more.
     again = quota.check(state, today + 40 * hour_us, 1, -48 * hour_us)
     assert again.decision.allowed
     assert again.persist
@@ -55,7 +55,7 @@ def test_a_remembered_day_stays_in_the_books_when_the_date_is_set_back():
 @pytest.mark.parametrize(
     "other", [SlidingWindowLog("5/8s"), SlidingWindow("5/8s", buckets=8, conservative=True)]
 )
-def test_what_a_window_has_counted_is_taken_over_at_the_end_of_its_tick(other):
+def test_the_count_of_a_window_is_taken_over_at_the_end_of_its_tick(other):
     """The latest instant at which it may have been admitted, and not the one of the change."""
     before = SlidingWindow("5/10s", buckets=10)
     start = 1_000 * SECOND_US
@@ -67,7 +67,7 @@ def test_what_a_window_has_counted_is_taken_over_at_the_end_of_its_tick(other):
 
 
 @pytest.mark.parametrize(("changed_s", "last_s"), [(2, 2), (15, 10), (-4, 10)])
-def test_what_a_fixed_window_has_counted_was_admitted_by_now_or_may_come_until_its_end(changed_s, last_s):
+def test_the_count_of_a_fixed_window_was_admitted_by_now_or_may_come_until_its_end(changed_s, last_s):
     """In the present window, in one that is past, and in one that waiting calls have to themselves."""
     before, rolling = FixedWindow("5/10s"), SlidingWindowLog("5/8s")
     start = 1_000 * SECOND_US

@@ -1,4 +1,4 @@
-"""What the algorithms assume where they are not told."""
+"""The defaults of the algorithms."""
 
 import inspect
 import pkgutil
@@ -7,7 +7,7 @@ from importlib import import_module
 import shapekit.algorithms
 
 
-def test_the_wall_shows_the_time_of_the_store_unless_it_is_told_otherwise():
+def test_the_wall_clock_shows_the_time_of_the_store_by_default():
     seen = 0
     for found in pkgutil.walk_packages(shapekit.algorithms.__path__, "shapekit.algorithms."):
         for kind in vars(import_module(found.name)).values():

@@ -133,7 +133,7 @@ def test_two_hundred_thousand_calls_one_by_one(rate):
 @pytest.mark.parametrize("burst", [1, 5])
 @pytest.mark.parametrize("rate", [Rate.of(3, 1_000_000), Rate.of(7, 1_000_000)], ids=str)
 def test_slots_of_a_long_queue_do_not_drift(rate, burst):
-    """Callers who all ask at one instant leave on the exact line, also where T is a fraction."""
+    """Callers that all come at one instant leave on the exact line, also where T is a fraction."""
     gcra, interval_us = GCRA(rate, burst), Fraction(rate.period_us, rate.limit)
     state = None
     for n in range(1, 50_001):
@@ -146,7 +146,7 @@ def test_slots_of_a_long_queue_do_not_drift(rate, burst):
 @example(10_007, 1_000_000, 10**12, 10**6)
 @example(67_108_863, 67_108_864, 1, 10**6)
 def test_a_rate_is_exact_or_for_huge_limits_a_hair_slower(limit, period_us, burst, units):
-    """Above 67 million calls a period T may be longer than asked, by less than 2^-26 µs; never shorter."""
+    """Above 67 million calls a period T may be longer than given, by less than 2^-26 µs; never shorter."""
     limit = min(limit, 1_000 * period_us)
     interval_us = Fraction(period_us, limit)
     burst = min(burst, max(1, int(2**50 / interval_us)))

@@ -1,8 +1,8 @@
-"""Every short history of calls and give-backs, said again and for more than was charged: none mints.
+"""Every short history of calls and give-backs, repeated and for more than was charged: none mints.
 
-The model is the list of charges, each with what was given back of it the first time that was said. A key is
-compared with one that was charged the rest alone: it is never more permissive, and saying again what was
-said changes nothing, whatever happened in between. So for each strategy and composite, exhaustively; and for
+The model is the list of charges, each with the units of its first give-back. A key is compared with one that
+was charged the rest alone: it is never more permissive, and repeating a give-back changes nothing, whatever
+happened in between. So for each strategy and composite, exhaustively; and for
 long histories as a property.
 """
 
@@ -60,7 +60,7 @@ MOVES = (*CALLS, *((of, units) for of, units in GIVE_BACKS), ("pass", STEP_US), 
 
 
 class Charge(NamedTuple):
-    """A charge, what it was told, and what was given back of it; None until that is said."""
+    """A charge, its receipt, and the units of its first give-back; None until then."""
 
     at: int
     cost: int
@@ -96,8 +96,8 @@ class Key(NamedTuple):
             ):
                 assert part.forecast(mine, self.now, 1) == part.forecast(before, self.now, 1)
             return self._replace(state=after.state)
-        said = charge._replace(back=min(units, charge.cost))
-        charges = (*self.charges[:of], said, *self.charges[of + 1 :])
+        returned = charge._replace(back=min(units, charge.cost))
+        charges = (*self.charges[:of], returned, *self.charges[of + 1 :])
         return self._replace(state=after.state, charges=charges)
 
     def without(self, limit: Any) -> Any:
@@ -117,7 +117,7 @@ def moved(limit: Any, key: Key, move: tuple[Any, int]) -> Key | None:
     if what == "pass":
         return key._replace(now=key.now + number)
     if what == "reset":
-        # Lives are told apart by the microsecond: two of one key do not begin in the same.
+        # Lives differ by the microsecond: two of one key do not begin in the same.
         return key._replace(state=None, now=key.now + 1, ended=len(key.charges))
     return key.give_back(limit, what, number) if what < len(key.charges) else None
 
@@ -171,7 +171,7 @@ def test_no_long_history_of_give_backs_mints(data, limit):
 @given(stories(any_limit, back=False), st.integers(1, MORE))
 def test_a_charge_is_given_back_once(story, units):
     kept = ledgered(story.limit)
-    _, state, now, cost, skew, _ = story._replace(limit=kept).told()
+    _, state, now, cost, skew, _ = story._replace(limit=kept).played()
     now = kept.earliest(state, now, cost, skew)
     taken = kept.check(state, now, cost, skew)
     once = kept.refund(taken.state, now, units, taken.decision.receipt, skew)

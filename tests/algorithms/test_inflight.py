@@ -28,7 +28,7 @@ owners = st.sampled_from(OWNERS)
 numbers = st.integers(1, 6)
 
 
-def everybody(runs):
+def all_calls(runs):
     return [(owner, number) for owner, first, last in runs for number in range(first, last + 1)]
 
 
@@ -45,14 +45,14 @@ class Workers(RuleBasedStateMachine):
 
     def ask(self, operation, *args):
         before = self.state
-        after, told, ttl_us, persist = operation.step(self.program)(before, self.now, *args)
+        after, answer, ttl_us, persist = operation.step(self.program)(before, self.now, *args)
         if persist:
             self.state = after
             self.kept_until = self.now + ttl_us
         else:
             assert after is before
             assert ttl_us == 0
-        return told
+        return answer
 
     @rule(owner=owners, number=numbers, may_wait=st.integers(0, 1))
     def enter(self, owner, number, may_wait):
@@ -62,16 +62,16 @@ class Workers(RuleBasedStateMachine):
 
     @rule(owner=owners, number=numbers)
     def leave(self, owner, number):
-        self.check_told(owner, self.ask(LEAVE, owner, number), self.model.leave(self.now, owner, number))
+        self.check_answer(owner, self.ask(LEAVE, owner, number), self.model.leave(self.now, owner, number))
 
     @rule(owner=owners, upto=st.integers(0, 7), alive=st.sets(numbers))
     def keep(self, owner, upto, alive):
-        told = self.ask(KEEP, owner, upto, tuple(sorted(alive)))
-        self.check_told(owner, told, self.model.keep(self.now, owner, upto, alive))
+        answer = self.ask(KEEP, owner, upto, tuple(sorted(alive)))
+        self.check_answer(owner, answer, self.model.keep(self.now, owner, upto, alive))
 
     @rule(owner=owners)
     def watch(self, owner):
-        self.check_told(owner, self.ask(WATCH, owner), self.model.watch(self.now, owner))
+        self.check_answer(owner, self.ask(WATCH, owner), self.model.watch(self.now, owner))
 
     @rule(move_us=st.sampled_from((1, LEASE_US // 3, LEASE_US - 1, LEASE_US, LEASE_US + 1, -1, -LEASE_US)))
     def time_moves(self, move_us):
@@ -85,8 +85,8 @@ class Workers(RuleBasedStateMachine):
         self.state = None
         self.model = Model(self.program.limit, LEASE_US, MOST_WAITING)
 
-    def check_told(self, owner, told, permitted):
-        came_with, *sitting = told
+    def check_answer(self, owner, answer, permitted):
+        came_with, *sitting = answer
         assert set(sitting) == permitted
         assert len(sitting) == len(permitted)
         assert (came_with > 0) == (owner in self.model.until)
@@ -96,13 +96,13 @@ class Workers(RuleBasedStateMachine):
         if self.state is None:
             assert self.model.calls == []
             return
-        _, told_owners, permits, line = self.state
-        assert everybody(line) == [tuple(call[:2]) for call in self.model.calls if not call[2]]
-        assert sorted(everybody(permits)) == sorted(tuple(call[:2]) for call in self.model.calls if call[2])
-        assert {owner: until for owner, until, _ in told_owners} == self.model.until
+        _, owners_in_state, permits, line = self.state
+        assert all_calls(line) == [tuple(call[:2]) for call in self.model.calls if not call[2]]
+        assert sorted(all_calls(permits)) == sorted(tuple(call[:2]) for call in self.model.calls if call[2])
+        assert {owner: until for owner, until, _ in owners_in_state} == self.model.until
         assert count(permits) <= self.program.limit
-        assert {owner for owner, _, _ in told_owners} == {run[0] for run in (*permits, *line)}
-        # Nobody waits while a permit is free.
+        assert {owner for owner, _, _ in owners_in_state} == {run[0] for run in (*permits, *line)}
+        # No call waits while a permit is free.
         assert not line or count(permits) == self.program.limit
 
 
@@ -119,7 +119,7 @@ def room_of(*calls, limit=2, now=0):
     return program, state
 
 
-def test_permits_go_to_the_line_in_the_order_of_asking():
+def test_permits_go_to_waiting_calls_in_order_of_arrival():
     program, state = room_of((1, 1), (1, 2), (2, 1), (3, 1), (2, 2))
     order = []
     for owner, number in ((1, 2), (1, 1), (2, 1), (3, 1)):
@@ -147,7 +147,7 @@ def test_a_state_lives_until_the_last_lease_in_it_ends():
     assert lives == [LEASE_US, LEASE_US // 2, 0]
 
 
-def test_who_was_permitted_stays_so_when_time_goes_back():
+def test_a_permit_lasts_when_time_goes_back():
     program, state = room_of((1, 1), limit=1)
     state = program.enter(state, LEASE_US, 2, 1, 0)[0]
     assert program.standing(state, 0) == (1, 0)
@@ -157,7 +157,7 @@ def test_who_was_permitted_stays_so_when_time_goes_back():
     assert program.watch(state, 2 * LEASE_US - 1, 2)[1] == (1, 1)
 
 
-def test_a_changed_limit_goes_on_with_those_who_sit():
+def test_a_changed_limit_keeps_the_calls_in_flight():
     _, state = room_of((1, 1), (1, 2), (1, 3), limit=2)
     wider, narrower = Concurrency(3, "1m"), Concurrency(1, "1m")
     assert wider.watch(wider.adopt(state, None, 0), 0, 1)[1] == (1, 1, 2, 3)
@@ -181,7 +181,7 @@ def test_a_state_with_many_in_a_row_is_small(calls):
     assert len(state[3]) <= 1 + len({number for _, number in calls})
 
 
-def test_the_line_is_bounded(monkeypatch):
+def test_the_number_of_waiting_calls_is_bounded(monkeypatch):
     monkeypatch.setattr(concurrency_module, "MOST_WAITING", 3)
     program, state = room_of(*((1, number) for number in range(1, 5)), limit=1)
     assert program.enter(state, 0, 2, 1, 1) == (state, (-1, 0), 0, False)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from shapekit import GCRA, FixedWindow, Quota, all_of, any_of, first_of
 
 from .limits import cold_units, limits
-from .stories import Event, Story, slot, starts, stories, told
+from .stories import Event, Story, slot, starts, stories, without_receipt
 
 DAY = 86_400_000_000
 
 
 @given(stories(limits))
 def test_a_denial_consumes_and_persists_nothing(story):
-    moment = story.told()
+    moment = story.played()
     outcome = moment.check()
     if outcome.decision.allowed:
         assert outcome.persist
@@ -32,7 +32,7 @@ def test_a_denial_consumes_and_persists_nothing(story):
 @given(stories(limits), st.integers(0, 1_000))
 @example(Story(GCRA("3/s"), 0, (Event("check", 0, 3),), 1, 2), 999)
 def test_a_denied_call_is_admitted_at_retry_after_and_not_before(story, thousandths):
-    moment = story.told()
+    moment = story.played()
     wait = moment.check().decision.retry_after_us
     if wait:
         assert moment.check(moment.now + wait).decision.allowed
@@ -42,7 +42,7 @@ def test_a_denied_call_is_admitted_at_retry_after_and_not_before(story, thousand
 
 @given(stories(limits))
 def test_check_admits_at_earliest_and_not_a_microsecond_sooner(story):
-    moment = story.told()
+    moment = story.played()
     earliest = moment.earliest()
     assert earliest >= moment.now
     assert moment.check(earliest).decision.allowed
@@ -52,20 +52,20 @@ def test_check_admits_at_earliest_and_not_a_microsecond_sooner(story):
 
 
 @given(stories(limits), st.integers(0, 10**12))
-def test_what_is_admitted_stays_admitted_while_nobody_calls(story, later_us):
-    moment = story.told()
+def test_a_call_stays_admitted_while_no_other_comes(story, later_us):
+    moment = story.played()
     assert moment.check(moment.earliest() + later_us).decision.allowed
 
 
 @given(stories(limits))
-def test_check_says_how_long_earliest_takes(story):
-    moment = story.told()
+def test_check_has_the_wait_until_earliest(story):
+    moment = story.played()
     assert moment.check().decision.retry_after_us == moment.earliest() - moment.now
 
 
 @given(stories(limits))
-def test_peek_says_what_check_would(story):
-    moment = story.told()
+def test_peek_answers_as_check_would(story):
+    moment = story.played()
     peeked, checked = moment.peek(), moment.check(cost=1).decision
     assert peeked.allowed == checked.allowed
     assert peeked.retry_after_us == checked.retry_after_us
@@ -76,7 +76,7 @@ def test_peek_says_what_check_would(story):
 
 @given(stories(limits))
 def test_numbers_are_whole_and_remaining_is_never_negative(story):
-    moment = story.told()
+    moment = story.played()
     for decision in (moment.peek(), moment.check().decision, moment.check(moment.earliest()).decision):
         assert all(type(number) is int for number in decision[1:6])
         assert type(decision.allowed) is bool
@@ -87,7 +87,7 @@ def test_numbers_are_whole_and_remaining_is_never_negative(story):
 
 @given(stories(limits))
 def test_everything_is_free_again_at_reset_at_or_later_than_now(story):
-    moment = story.told()
+    moment = story.played()
     decision = moment.peek()
     assert decision.reset_at_us >= moment.now + decision.retry_after_us
 
@@ -111,15 +111,15 @@ def test_a_cold_key_admits_the_largest_cost(limit, now):
 
 
 @given(stories(limits))
-def test_a_slot_is_charged_where_earliest_says(story):
-    moment = story.told()
+def test_a_slot_is_charged_at_earliest(story):
+    moment = story.played()
     limit, state, now, cost, skew, _ = moment
     due, outcome = slot(limit, state, now, cost, skew)
     assert outcome.decision.allowed
     assert outcome.persist
     assert outcome.decision.receipt is not None
     if due == now:
-        assert told(limit.check(outcome.state, now, cost, skew).decision) == told(
+        assert without_receipt(limit.check(outcome.state, now, cost, skew).decision) == without_receipt(
             limit.check(moment.check().state, now, cost, skew).decision
         )
     else:

@@ -11,7 +11,7 @@ from shapekit.algorithms.compose import Composite
 
 from .limits import cold_units, fixed_windows, leaves, limits, logs, meters, scales_us, sliding_windows
 from .reference import model_of
-from .stories import Event, Story, stories, told
+from .stories import Event, Story, stories, without_receipt
 
 one_over = st.builds(lambda workers: Fraction(1, workers), st.integers(1, 64))
 shares = st.one_of(one_over, st.floats(0.001, 1.0))
@@ -38,7 +38,7 @@ def test_a_debt_weighs_and_fades_as_admitted_units_would(story):
 
 @given(stories(limits))
 def test_a_debit_is_the_charge_of_an_admitted_check(story):
-    limit, state, now, cost, skew, _ = moment = story.told()
+    limit, state, now, cost, skew, _ = moment = story.played()
     checked = moment.check()
     if checked.decision.allowed:
         debited = limit.debit(state, now, cost, checked.decision.receipt, skew)
@@ -46,12 +46,14 @@ def test_a_debit_is_the_charge_of_an_admitted_check(story):
             for at in (now, now + scale // 3, now + scale):
                 for units in range(1, limit.max_cost + 1):
                     after_debit = limit.check(debited.state, at, units, skew).decision
-                    assert told(after_debit) == told(limit.check(checked.state, at, units, skew).decision)
+                    assert without_receipt(after_debit) == without_receipt(
+                        limit.check(checked.state, at, units, skew).decision
+                    )
 
 
 @given(stories(limits), st.integers(1, 40))
 def test_a_debit_never_frees_anything_and_time_repays_it(story, units):
-    limit, state, now, cost, skew, _ = moment = story.told()
+    limit, state, now, cost, skew, _ = moment = story.played()
     outcome = limit.debit(state, now, units, None, skew)
     assert outcome.persist
     indebted = moment._replace(state=outcome.state)
@@ -66,7 +68,7 @@ def test_a_debit_never_frees_anything_and_time_repays_it(story, units):
 
 @given(stories(limits))
 def test_the_whole_share_decides_as_the_limit_itself(story):
-    moment = story.told()
+    moment = story.played()
     whole = moment._replace(limit=moment.limit.scaled(1))
     assert whole.check() == moment.check()
     assert whole.earliest() == moment.earliest()
@@ -114,7 +116,7 @@ def parts_of(limit):
 
 
 @pytest.mark.parametrize("kind", [GCRA, TokenBucket, LeakyBucket])
-def test_a_debt_beyond_all_counting_is_told_as_the_largest_exact_number(kind):
+def test_a_debt_beyond_all_counting_is_shown_as_the_largest_exact_number(kind):
     assert kind("1_000_000_000/s").debit(None, 10**15, 2**60).decision.current == 2**53 - 1
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shapekit import GCRA, FixedWindow, any_of
 
 from .limits import fixed_windows, limits, logs, meters, sliding_windows, weighed
-from .stories import Event, Story, slot, stories, told
+from .stories import Event, Story, slot, stories, without_receipt
 
 one_of_a_rate = weighed(meters(), fixed_windows(), sliding_windows(), logs())
 
@@ -36,7 +36,7 @@ def charged(moment):
 
 @given(stories(limits))
 def test_no_operation_mutates_the_state_it_was_given(story):
-    limit, state, now, cost, skew, charges = story.told()
+    limit, state, now, cost, skew, charges = story.played()
     assert plain(state)
     before = deepcopy(state)
     receipts = [charge.receipt for charge in charges] or [now]
@@ -56,8 +56,8 @@ def test_no_operation_mutates_the_state_it_was_given(story):
 
 @given(stories(limits))
 def test_every_operation_is_a_function_of_its_arguments(story):
-    """Asked first or after any other question: the answer is the same, also from an equal limit."""
-    limit, state, now, cost, skew, _ = story.told()
+    """Before or after any other question, the answer is the same, also from an equal limit."""
+    limit, state, now, cost, skew, _ = story.played()
     answers = [
         (
             limit.check(state, now, cost, skew),
@@ -66,14 +66,14 @@ def test_every_operation_is_a_function_of_its_arguments(story):
         )
         for _ in range(2)
     ]
-    again = story.told()
+    again = story.played()
     answers.append((again.check(), again.earliest(), again.peek()))
     assert answers[0] == answers[1] == answers[2]
 
 
 @given(stories(limits))
 def test_a_state_round_trips_through_json(story):
-    moment = story.told()
+    moment = story.played()
     read = from_json(json.loads(json.dumps(moment.state)))
     assert read == moment.state
     assert moment._replace(state=read).check() == moment.check()
@@ -108,13 +108,13 @@ def test_a_state_outlives_nothing_when_its_ttl_is_over(story, later_us):
     at = max(now, expires) + later_us
     for cost in range(1, limit.max_cost + 1):
         cold = limit.check(None, at, cost, skew).decision
-        assert told(limit.check(state, at, cost, skew).decision) == told(cold)
+        assert without_receipt(limit.check(state, at, cost, skew).decision) == without_receipt(cold)
 
 
 @given(stories(limits))
 def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
     """In a store a key may live for twice its state's life and a second."""
-    limit, _, now, _, skew, _ = moment = story.told()
+    limit, _, now, _, skew, _ = moment = story.played()
     for outcome in charged(moment):
         if outcome.persist:
             assert outcome.ttl_us <= 2 * limit.life(outcome.state, now, skew) + 1_000_000
@@ -122,7 +122,7 @@ def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
 
 @given(stories(one_of_a_rate, ("check", "debit", "slot")))
 def test_without_refunds_it_is_kept_until_nothing_of_it_is_used(story):
-    limit, _, now, _, skew, _ = moment = story.told()
+    limit, _, now, _, skew, _ = moment = story.played()
     for outcome in charged(moment):
         if outcome.persist:
             assert now + outcome.ttl_us <= limit.peek(outcome.state, now, skew).reset_at_us
@@ -130,7 +130,7 @@ def test_without_refunds_it_is_kept_until_nothing_of_it_is_used(story):
 
 @given(stories(limits, back=False))
 def test_a_refund_prolongs_no_life(story):
-    limit, state, now, cost, skew, charges = story.told()
+    limit, state, now, cost, skew, charges = story.played()
     outcome = limit.check(state, now, cost, skew)
     if outcome.persist:
         ends = now + limit.life(outcome.state, now, skew)
@@ -141,7 +141,7 @@ def test_a_refund_prolongs_no_life(story):
 
 @given(stories(limits))
 def test_charges_leave_a_receipt_and_nothing_else_does(story):
-    limit, state, now, cost, skew, charges = story.told()
+    limit, state, now, cost, skew, charges = story.played()
     checked = limit.check(state, now, cost, skew).decision
     assert (checked.receipt is not None) == checked.allowed
     assert slot(limit, state, now, cost, skew)[1].decision.receipt is not None
@@ -153,5 +153,5 @@ def test_charges_leave_a_receipt_and_nothing_else_does(story):
 @given(stories(limits))
 @example(Story(FixedWindow("1/s"), 0, ()))
 def test_a_debit_leaves_a_receipt_too(story):
-    limit, state, now, cost, skew, _ = story.told()
+    limit, state, now, cost, skew, _ = story.played()
     assert limit.debit(state, now, cost, None, skew).decision.receipt is not None

@@ -49,7 +49,7 @@ def test_more_runs_than_there_is_room_for_merge_from_the_oldest_on():
     assert late == [False] * (1_000 - 2 * MOST_RUNS) + [False, True] * MOST_RUNS
 
 
-def test_what_the_limit_has_forgotten_is_one_run():
+def test_charges_that_the_limit_has_forgotten_are_one_run():
     state, receipts = charged(WIDE, [1] * 100)
     for receipt in receipts[::2]:
         state = WIDE.refund(state, NOW, 1, receipt).state
@@ -59,7 +59,7 @@ def test_what_the_limit_has_forgotten_is_one_run():
     assert settled(state) == (0, 101)
 
 
-def test_what_was_given_back_once_stays_so_where_time_goes_back():
+def test_a_charge_given_back_once_stays_so_where_time_goes_back():
     ledger = Ledger(SlidingWindowLog("4/h"))
     state, [first, _] = charged(ledger, [1, 2])
     state = ledger.refund(state, NOW, 1, first).state
@@ -121,7 +121,7 @@ def test_receipts_stay_good_where_other_numbers_leave_the_state_as_it_was(other,
     assert changed.refund(adopted, NOW, 2, first).persist is keeps
 
 
-def test_a_limit_goes_on_where_a_ledger_was_and_the_other_way_round():
+def test_a_limit_continues_the_state_of_a_ledger_and_the_other_way_round():
     limit = FixedWindow(10_000, "1h")
     state, [first] = charged(WIDE, [2])
     alone = adopted(limit, state, WIDE, NOW, 0)
@@ -189,5 +189,5 @@ def test_a_part_of_a_charge_is_given_back_once(limit):
     assert gate.refund("default", decision, cost=3).current == 3
 
 
-def test_a_life_ends_at_the_last_number_that_a_double_tells_from_the_next_two():
+def test_a_life_ends_at_the_last_number_that_a_double_distinguishes_from_the_next_two():
     assert float(MOST_UNITS) < float(MOST_UNITS + 1) == float(MOST_UNITS + 2)

@@ -18,26 +18,26 @@ def test_parts_without_a_name_are_called_by_their_kind(of):
     assert of(ONE, OTHER) == of(gcra=ONE, gcra_2=OTHER)
 
 
-def test_those_without_a_name_come_first_and_take_nobody_elses():
+def test_parts_without_a_name_come_first_and_take_no_name_of_another():
     mixed = first_of(OTHER, GCRA("3/h"), gcra=ONE)
     assert mixed.names == ("gcra_2", "gcra_3", "gcra")
     assert mixed.parts[-1] == ONE
 
 
-def test_a_decision_tells_which_of_them_binds():
+def test_a_decision_names_the_part_that_binds():
     gate = Gate(all_of(OTHER, ONE))
     assert gate.check()
     assert gate.check().binding == "gcra_2"
 
 
-def test_a_composite_among_them_has_a_name_too():
+def test_a_composite_as_a_part_has_a_name_too():
     gate = Gate(any_of(all_of(ONE, OTHER), ONE))
     gate.check()
     assert gate.check().binding in ("all_of.gcra", "gcra")
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: all_of(ONE), "has fewer than two parts"),
         (all_of, "has fewer than two parts"),
@@ -45,6 +45,6 @@ def test_a_composite_among_them_has_a_name_too():
         (lambda: any_of(ONE, GCRA), "is not a strategy"),
     ],
 )
-def test_what_is_no_composite_is_refused(make, told):
-    with pytest.raises(ConfigError, match=told):
+def test_wrong_parts_of_a_composite_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
         make()

@@ -22,7 +22,7 @@ def histories():
             yield ((0, first), *rest)
 
 
-def told(gcra, history):
+def played(gcra, history):
     """The state, what stays charged, and the instant; None if nothing was refunded."""
     state, now, paid, refunded = None, 0, [], False
     for step, (what, units) in history:
@@ -47,7 +47,7 @@ def test_no_short_history_of_refunds_mints(rate):
     gcra = GCRA(rate, burst=4)
     compared, minting = 0, []
     for history in histories():
-        if (end := told(gcra, history)) is None:
+        if (end := played(gcra, history)) is None:
             continue
         state, paid, now = end
         without = None

@@ -58,7 +58,7 @@ def test_the_off_by_one_table(intervals, compare, at_once, before, up_to, seeds)
 
 
 def hammered(limit, start_us, span_us):
-    """Instants of admission of somebody who calls every microsecond of a half-open span."""
+    """Instants of admission of a caller that calls every microsecond of a half-open span."""
     state, now, instants = None, start_us, []
     while (now := limit.earliest(state, now, 1)) < start_us + span_us:
         state = limit.check(state, now, 1).state
@@ -101,7 +101,7 @@ def test_a_burst_of_zero_would_halve_the_rate_and_is_refused():
 def test_two_counters_over_grant_to_synchronised_bursts(begins_us, windows):
     """The seeds' 34 of 30 is real: 10 + 9 + 9 + 6, for a run that begins 0.56 to 0.66 s into a window.
 
-    The estimator takes the window before as evenly spread. Callers who all come at once spend their
+    The estimator takes the window before as evenly spread. Callers that all come at once spend their
     whole limit in the rest of the first window, and pay for it as if it had been spread over all of
     it. The run of three seconds touches four windows unless it begins on an edge, so it is granted
     28 to 37, where an exact log grants 30.

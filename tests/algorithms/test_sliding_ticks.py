@@ -28,7 +28,7 @@ steps = st.lists(
 )
 
 
-def told(limit, ring):
+def units_by_tick(limit, ring):
     """The units of each tick of a state."""
     first = limit.buckets + 2
     ticks = Counter({ring[0] - age: units for age, units in enumerate(ring[1:first])})
@@ -56,7 +56,7 @@ def test_no_tick_that_still_counts_is_forgotten_or_counted_twice(buckets, conser
             ticks[newest // WIDTH_US] += units
             charges.append((newest, units))
         elif what == "debit":
-            # Who pays for a call that has left pays in the newest tick.
+            # A debit for a call that has left counts in the newest tick.
             tick = max(now // WIDTH_US, state[0] if state else 0)
             state = limit.debit(state, now, units).state
             ticks[tick] += units
@@ -78,7 +78,7 @@ def test_no_tick_that_still_counts_is_forgotten_or_counted_twice(buckets, conser
         if state:
             limit.inspect(state)
         oldest = now // WIDTH_US - buckets
-        remembered = told(limit, state) if state else Counter()
+        remembered = units_by_tick(limit, state) if state else Counter()
         assert still(remembered, oldest) == still(ticks, oldest)
 
 

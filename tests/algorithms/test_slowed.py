@@ -20,7 +20,7 @@ HAIR = Fraction(1, MAX_COUNT // 2)
         lambda whole: st.builds(Fraction, st.integers(1, whole), st.just(whole))
     ),
 )
-def test_it_is_exact_or_a_hair_slower(limit, period_us, part):
+def test_a_share_of_a_rate_is_exact_or_a_hair_slower(limit, period_us, part):
     assume(limit * 1_000_000 <= MAX_PER_SECOND * period_us)
     exact = Fraction(limit, period_us) * part
     try:
@@ -28,15 +28,15 @@ def test_it_is_exact_or_a_hair_slower(limit, period_us, part):
     except ConfigError:
         assert exact * MAX_SPAN_US < 1
         return
-    told = Fraction(slower.limit, slower.period_us)
-    assert told <= exact
+    rate = Fraction(slower.limit, slower.period_us)
+    assert rate <= exact
     if exact.numerator <= MAX_COUNT and exact.denominator <= MAX_SPAN_US:
-        assert told == exact
+        assert rate == exact
     # Where it is next to nothing, by less than a call in seventy years.
-    assert exact - told <= max(exact * HAIR, Fraction(1, MAX_SPAN_US))
+    assert exact - rate <= max(exact * HAIR, Fraction(1, MAX_SPAN_US))
 
 
-def test_what_leaves_less_than_a_call_in_seventy_years_is_refused():
+def test_a_share_of_less_than_a_call_in_seventy_years_is_refused():
     with pytest.raises(ConfigError, match="share"):
         slowed(Rate.of(1, MAX_SPAN_US // 2), Fraction(1, 3))
     assert slowed(Rate.of(1, MAX_SPAN_US // 3), Fraction(1, 3)) == Rate.of(1, MAX_SPAN_US // 3 * 3)

@@ -1,7 +1,7 @@
 """Time that goes back, stands still or alternates between instants mints no capacity.
 
 Two statements, for any timeline:
-- calls of one size: never more are admitted than by an observer who is told the highest time so far;
+- calls of one size: never more are admitted than by an observer that sees the highest time so far;
 - calls of any size: what was admitted could have been admitted in order, each call at a time not
   later than the highest that had been seen.
 Alternatives (`any_of`, `first_of`) may be pushed from one part to another by time that went back, so
@@ -86,7 +86,7 @@ def test_no_more_than_a_monotone_observer_admits(story):
 
 
 @given(stories(limits, **timelines))
-def test_what_was_admitted_was_due_by_the_highest_time(story):
+def test_admitted_calls_were_due_by_the_highest_time(story):
     limit, skew = story.limit, story.skew
     state, charges, highest = None, {}, 0
     for now, (_, _, cost) in zip(instants_of(story), story.events, strict=True):
@@ -103,7 +103,7 @@ def test_what_was_admitted_was_due_by_the_highest_time(story):
 @given(stories(leaves, ("check",), back=False), st.integers(1, 2 * DAY_US), st.integers(1, 9))
 @example(Story(FixedWindow("5/s"), 10**12, (Event("check", 0, 1),)), 1, 3)
 def test_a_debit_weighs_no_less_where_time_went_back(story, back_us, units):
-    limit, state, _, cost, skew, charges = story.told()
+    limit, state, _, cost, skew, charges = story.played()
     assume(charges)
     now = charges[-1].at
     then = limit.debit(state, max(0, now - back_us), units, None, skew).state
@@ -154,7 +154,7 @@ def test_a_store_that_forgets_idle_keys_mints_nothing(limit, calls):
 @example(SlidingWindow("2/s", buckets=2), [(0, 1), (15, 1), (0, -1), (0, 2), (13, 1)])
 @example(Quota("1/fixed:1s"), [(10, 1), (30, 1), (0, -1), (0, 1), (10, 1), (20, 1)])
 @example(Quota("1/fixed:1s", spread=True), [(10, 1), (30, 1), (0, -1), (0, 1), (10, 1), (20, 1)])
-def test_what_was_kept_could_have_been_admitted_in_order(limit, acts):
+def test_charges_that_stay_could_have_been_admitted_in_order(limit, acts):
     """Calls, and refunds of one of the last calls, at any tenths of a second; until the key is forgotten."""
     gate, state, highest, kept = ledgered(limit), None, 0, []
     for tenths, act in acts:
@@ -162,23 +162,23 @@ def test_what_was_kept_could_have_been_admitted_in_order(limit, acts):
         highest = max(highest, now)
         if act > 0:
             units = min(act, limit.max_cost)
-            told = gate.check(state, now, units)
-            if told.persist:
-                state = told.state
-                kept.append((now, units, highest, told.decision.receipt))
+            outcome = gate.check(state, now, units)
+            if outcome.persist:
+                state = outcome.state
+                kept.append((now, units, highest, outcome.decision.receipt))
         elif -act <= len(kept):
             _, units, _, receipt = kept[act]
-            told = gate.refund(state, now, units, receipt)
-            if told.persist:
-                state = told.state
+            outcome = gate.refund(state, now, units, receipt)
+            if outcome.persist:
+                state = outcome.state
                 del kept[act]
-                if not told.ttl_us:
+                if not outcome.ttl_us:
                     break  # the store then sees to it that the key begins no earlier
     assert_possible_in_order(limit, [charge[:3] for charge in kept])
 
 
 def test_idle_keys_are_forgotten_and_a_clock_set_back_does_not_revive_them():
-    """A key that was swept at 100 s begins anew there, even if it is asked for at 0.5 s."""
+    """A key that was swept at 100 s begins anew there, even for a call at 0.5 s."""
     clock = ManualClock()
     store = MemoryStore(clock)
     gate = Gate(GCRA("5/s", burst=2), store=store, name="swept")
@@ -226,7 +226,7 @@ def test_two_thousand_calls_at_two_alternating_instants(limit, one, other, due):
 
 @pytest.mark.parametrize(("limit", "one", "other", "due"), TWO_INSTANTS)
 @pytest.mark.parametrize(("number", "goes_back"), [(1, False), (1, True), (2, True)])
-def test_what_is_given_back_at_either_instant_brings_back_nothing_of_the_earlier(
+def test_units_given_back_at_either_instant_bring_back_nothing_of_the_earlier(
     limit, one, other, due, number, goes_back
 ):
     with closing(Gate(limit, clock=(clock := ManualClock()))) as gate:
@@ -238,11 +238,11 @@ def test_what_is_given_back_at_either_instant_brings_back_nothing_of_the_earlier
         first = sum(taken(one).allowed for _ in range(20))
         given_back = again = 0
         for _ in range(20):
-            later = [told for _ in range(number) if (told := taken(other)).allowed]
+            later = [decision for _ in range(number) if (decision := taken(other)).allowed]
             if goes_back:
                 clock.set(one / SECOND_US)
-            for told in later:
-                gate.refund("a", told)
+            for decision in later:
+                gate.refund("a", decision)
                 given_back += 1
                 again += goes_back and taken(one).allowed
             again += taken(one).allowed

@@ -147,13 +147,13 @@ def test_a_log_frees_each_unit_exactly_as_it_leaves_the_window(limit, span_us):
         assert log.earliest(state, begins + limit, units) == begins + units - 1 + span_us + limit
 
 
-def test_a_log_that_has_dropped_what_expired_is_read_as_one_that_counts_from_there():
-    """On Redis totals go on where they were, and what has left is told beside them."""
+def test_a_log_that_has_dropped_expired_units_is_read_as_one_that_counts_from_there():
+    """On Redis totals go on where they were, and what has left is stored beside them."""
     sent = [1, 7, rows.text([(10, 8), (20, 10), (30, 11)])]
     assert SlidingWindowLog("9/s").state_received(sent) == ((10,), (1,), (20, 30), (3, 4))
 
 
-def test_no_more_than_was_charged_at_an_instant_is_given_back_of_it():
+def test_no_more_is_given_back_of_an_instant_than_was_charged_there():
     log = SlidingWindowLog("10/s")
     state = None
     for now, cost in ((100, 2), (200, 3), (300, 4)):

@@ -1,7 +1,7 @@
 """Explore: every state that a small world can get into, by whatever order of events.
 
 A world is a hashable value. `steps` names what can happen next, and what the world is then; `check` raises
-AssertionError where a law does not hold, and is asked of every world once. A failure shows the shortest way
+AssertionError where a law does not hold, and is called once for every world. A failure shows the shortest way
 that leads there.
 """
 

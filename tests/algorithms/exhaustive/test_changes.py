@@ -1,7 +1,7 @@
-"""Changes of an operator, every interleaving with three workers: reserve, cancel, crash, hear of it, time.
+"""Changes of an operator, every interleaving with three workers: reserve, cancel, crash, learn of it, time.
 
-Workers are prompt: who is due asks once more and leaves, or hears that the slot is another one, before time
-goes on; and all have heard of a change by its pivot. What is checked in every world is the law of the moment
+Workers are prompt: a worker that is due asks again and leaves, or learns that its slot is another one, before
+time goes on; and all have learned of a change by its pivot. Every world is checked for the law of the moment
 of change: where each call is, by exact numbers; that none overtakes another; and that no window of either
 rate has more departures than it may.
 """
@@ -44,7 +44,7 @@ class Worker(NamedTuple):
 
 
 class World(NamedTuple):
-    """The store's state, the time, and what everybody knows and did."""
+    """The store's state, the time, and what all workers know and did."""
 
     now: int
     line: Any
@@ -87,8 +87,8 @@ class Rules:
             is_late = world.now >= world.pivot and due != worker.due
             must_act = must_act or is_late or worker.due <= world.now
             if due != worker.due:
-                told = world._replace(workers=ranked(*others, worker._replace(due=due)))
-                yield "hears of a change", told
+                moved = world._replace(workers=ranked(*others, worker._replace(due=due)))
+                yield "hears of a change", moved
             elif due <= world.now:
                 free = worker._replace(slot=None, due=0, start=Fraction(0), leaves=Fraction(0))
                 left = tuple(sorted((*world.left, world.now)))
@@ -158,7 +158,7 @@ class Rules:
         return exact(start, world.now, ratio)
 
     def present(self, world: World, worker: Worker) -> Grant:
-        """The grant of one who waits, as it is now."""
+        """The grant of a waiting worker, as it is now."""
         assert worker.slot is not None
         generation, *_, changes, _ = self.queues[world.numbers].follow(world.line, world.now)[1]
         if generation == worker.slot.generation:

@@ -1,6 +1,6 @@
 """Permits, every interleaving of three workers: enter, leave, renewals, lost messages, crash, expiry, time.
 
-Workers are prompt: whoever lives renews before its lease is over. What is checked is what the workers
+Workers are prompt: a living worker renews before its lease is over. What is checked is what the workers
 believe, since that is what they act on.
 """
 
@@ -32,13 +32,13 @@ class Worker(NamedTuple):
 
 
 class World(NamedTuple):
-    """The store's state, the time, and what everybody believes."""
+    """The store's state, the time, and what all workers believe."""
 
     now: int
     room: Any
     workers: tuple[Worker, ...]
     line: tuple[int, ...] = ()
-    """The owners who wait, in the order in which they asked."""
+    """The owners that wait, in order of arrival."""
     troubles: int = 1
     """How many crashes and lost messages may still come."""
 
@@ -60,28 +60,31 @@ class Rules:
             yield "time passes", world._replace(now=world.now + TICK)
 
     def acts(self, world: World, worker: Worker) -> Iterator[tuple[str, World]]:
-        who = f"{worker.owner} "
+        name = f"{worker.owner} "
         if not worker.call:
             if worker.made < self.calls:
-                entered, told = self.enters(world, worker)
-                yield who + "enters", told
+                entered, known = self.enters(world, worker)
+                yield name + "enters", known
                 if world.troubles:
-                    yield who + "enters and never hears of it", changed(entered, worker, made=worker.made + 1)
+                    yield (
+                        name + "enters and never hears of it",
+                        changed(entered, worker, made=worker.made + 1),
+                    )
         else:
             left = self.leaves(world, worker)
-            yield who + "leaves", left
+            yield name + "leaves", left
             if world.troubles:
                 lost = left._replace(room=world.room, troubles=world.troubles - 1)
-                yield who + "leaves, and nobody hears of it", lost
+                yield name + "leaves, and nobody hears of it", lost
                 crashed = changed(world, worker, lives=False, call="")
                 line = tuple(one for one in world.line if one != worker.owner)
-                yield who + "crashes", crashed._replace(troubles=world.troubles - 1, line=line)
+                yield name + "crashes", crashed._replace(troubles=world.troubles - 1, line=line)
         if worker.call == "waits":
-            yield who + "watches", self.watches(world, worker)
-        yield who + "renews", self.renews(world, worker)
+            yield name + "watches", self.watches(world, worker)
+        yield name + "renews", self.renews(world, worker)
 
     def enters(self, world: World, worker: Worker) -> tuple[World, World]:
-        """What the store has then; with it, what the worker hears."""
+        """What the store has then; and the world in which the worker gets the answer."""
         room, (stands_at, came_with), _, persist = self.program.enter(
             world.room, world.now, worker.owner, worker.made + 1, 1
         )
@@ -89,10 +92,10 @@ class Rules:
         assert stands_at != REFUSED
         assert came_with, "an owner that has entered is not there"
         entered = world._replace(room=room, troubles=world.troubles - 1)
-        told = changed(
+        known = changed(
             world, worker, made=worker.made + 1, call="sits" if stands_at == PERMITTED else "waits"
         )._replace(room=room)
-        return entered, told if stands_at == PERMITTED else told._replace(line=(*world.line, worker.owner))
+        return entered, known if stands_at == PERMITTED else known._replace(line=(*world.line, worker.owner))
 
     def leaves(self, world: World, worker: Worker) -> World:
         room, _, _, _ = self.program.leave(world.room, world.now, worker.owner, worker.made)
@@ -102,26 +105,26 @@ class Rules:
         return changed(world, worker, call="")._replace(room=room, line=line)
 
     def watches(self, world: World, worker: Worker) -> World:
-        room, told, _, _ = self.program.watch(world.room, world.now, worker.owner)
-        return self.hears(world, worker, told)._replace(room=room)
+        room, answer, _, _ = self.program.watch(world.room, world.now, worker.owner)
+        return self.learns(world, worker, answer)._replace(room=room)
 
     def renews(self, world: World, worker: Worker) -> World:
         numbers = (worker.made,) if worker.call else ()
-        room, told, _, _ = self.program.keep(world.room, world.now, worker.owner, worker.made, numbers)
-        return self.hears(world, worker, told)._replace(room=room)
+        room, answer, _, _ = self.program.keep(world.room, world.now, worker.owner, worker.made, numbers)
+        return self.learns(world, worker, answer)._replace(room=room)
 
-    def hears(self, world: World, worker: Worker, told: tuple[int, ...]) -> World:
+    def learns(self, world: World, worker: Worker, answer: tuple[int, ...]) -> World:
         if not worker.call:
             return world
-        assert told[0], f"{worker.owner} lives and was dropped"
-        if worker.made not in told[1:]:
+        assert answer[0], f"{worker.owner} lives and was dropped"
+        if worker.made not in answer[1:]:
             assert worker.call == "waits", f"{worker.owner} lives and has lost its permit"
             return world
         line = tuple(one for one in world.line if one != worker.owner)
         return changed(world, worker, call="sits")._replace(line=line)
 
     def is_urgent(self, world: World) -> bool:
-        """Whether somebody who lives has to renew first."""
+        """Whether a living worker has to renew first."""
         owners = world.room[1] if world.room else ()
         until = {owner: ends for owner, ends, _ in owners}
         return any(
@@ -144,9 +147,11 @@ class Rules:
         numbers = {worker.owner: worker.made for worker in world.workers}
         waiting = [owner for owner, first, last in line if first <= numbers[owner] <= last]
         permitted = [owner for owner, first, last in permits if first <= numbers[owner] <= last]
-        told = [owner for owner in world.line if owner not in permitted]
-        assert told == [owner for owner in waiting if owner in world.line], f"{waiting} is not {world.line}"
-        assert list(world.line[len(world.line) - len(told) :]) == told, "somebody overtakes"
+        believed = [owner for owner in world.line if owner not in permitted]
+        assert believed == [owner for owner in waiting if owner in world.line], (
+            f"{waiting} is not {world.line}"
+        )
+        assert list(world.line[len(world.line) - len(believed) :]) == believed, "somebody overtakes"
 
     def ends_well(self, world: World) -> None:
         """Once the dead are forgotten and the living have renewed, those in flight leave, and all get one."""
@@ -189,11 +194,11 @@ def test_three_workers_with_two_calls_each() -> None:
     assert explored(Concurrency(1, lease=1), calls=2, troubles=0, end=2) > 1_000
 
 
-def test_a_room_that_forgets_who_waits_is_found() -> None:
+def test_a_program_that_forgets_waiting_calls_is_found() -> None:
     class Forgetful(Concurrency):
         def leave(self, state: Any, now: int, owner: int, number: int, skew: int = 0) -> Any:
-            room, told, life, persist = super().leave(state, now, owner, number)
-            return (room and (*room[:3], ())), told, life, persist
+            room, answer, life, persist = super().leave(state, now, owner, number)
+            return (room and (*room[:3], ())), answer, life, persist
 
     with pytest.raises(LawBrokenError, match="after: 0 enters, 1 enters, 2 enters"):
         explored(Forgetful(1, lease=1), calls=1, troubles=0, end=1)

@@ -1,4 +1,4 @@
-"""Prefetch, every interleaving of workers who own slots ahead: take, use, hand back, hold, crash, time."""
+"""Prefetch, every interleaving of workers that own slots ahead: take, use, hand back, hold, crash, time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AHEAD, SPAN = 2, 2
 
 
 class Prefetcher(NamedTuple):
-    """A worker with a stock of slots that nobody of it has asked for yet."""
+    """A worker with a stock of slots that none of its calls has taken yet."""
 
     calls: int
     slot: Grant | None = None
@@ -30,7 +30,7 @@ class Prefetcher(NamedTuple):
 
 
 class PrefetchRules(Rules):
-    """The workers of a queue who take several slots in one trip."""
+    """The workers of a queue that take several slots in one trip."""
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
         """Whatever may come next."""
@@ -80,7 +80,7 @@ class PrefetchRules(Rules):
         return [*super().to_come(world), *(slot for slot in in_stock(world) if not self.is_over(world, slot))]
 
     def newcomer_is_served(self, world, slots):
-        # What has passed in somebody's stock was nobody else's.
+        # Slots that have passed in the stock of one worker were not available to others.
         passed = [slot for slot in in_stock(world) if self.is_over(world, slot)]
         super().newcomer_is_served(world, [*slots, *passed])
 
@@ -93,7 +93,7 @@ def in_stock(world: World) -> list[Grant]:
 
 
 def explored(burst: int, workers: int, calls: int, end: int, holds: int = 1) -> int:
-    # A call may stand behind all slots that everybody takes.
+    # A call may stand behind all slots that all workers take.
     units = workers * calls * (1 + AHEAD)
     rules = PrefetchRules(paced(burst), units, START + end, None)
     start = World(START, None, (Prefetcher(calls),) * workers, holds, troubles=1)
@@ -104,7 +104,7 @@ def test_three_workers_in_any_order() -> None:
     assert explored(1, workers=3, calls=1, end=3, holds=0) > 5_000
 
 
-def test_two_workers_who_are_held() -> None:
+def test_two_workers_that_are_held() -> None:
     assert explored(1, workers=2, calls=1, end=4, holds=1) > 5_000
 
 
@@ -112,7 +112,7 @@ def test_workers_of_a_queue_with_a_burst() -> None:
     assert explored(2, workers=2, calls=2, end=3, holds=0) > 5_000
 
 
-def test_what_is_handed_back_twice_is_free_once() -> None:
+def test_a_slot_handed_back_twice_is_free_once() -> None:
     class Stubborn(LeakyQueue):
         def cancel_many(self, state: Any, now: int, grants: Any, skew: int = 0) -> Any:
             return super().cancel_many(state, now, (*grants, *grants), skew)

@@ -1,6 +1,6 @@
 """The queue, every interleaving of three workers: reserve, cancel, hold, resume, lost replies, crash, time.
 
-Workers are prompt: who is due leaves before time goes on. What is checked is what was promised: the instants
+Workers are prompt: a worker that is due leaves before time goes on. Each world is checked for the instants
 at which they leave, and where on the queue's own time a newcomer would stand.
 """
 
@@ -40,7 +40,7 @@ class Worker(NamedTuple):
 
 
 class World(NamedTuple):
-    """The store's state, the time, and what everybody knows and did."""
+    """The store's state, the time, and what all workers know and did."""
 
     now: int
     line: Any
@@ -53,9 +53,9 @@ class World(NamedTuple):
     troubles: int = 1
     """How many crashes and lost replies may still come."""
     left: tuple[tuple[int, Grant], ...] = ()
-    """Who left, and when."""
+    """The slots that were used, and when."""
     ghosts: tuple[Grant, ...] = ()
-    """Slots that nobody will use, and nobody gives back."""
+    """Slots that are never used, and never given back."""
     late: tuple[Grant, ...] = ()
     """Slots that were given back when they had passed: at the end of the line their places are free."""
 
@@ -86,7 +86,7 @@ class Rules:
         if world.holds:
             line, length, _, _ = self.queue.hold(world.line, world.now, HOLD, NONCE)
             at = self.at(world)
-            # Whoever moves into a place that was given back leaves as its owner would have.
+            # A call that moves into a place that was given back leaves as its owner would have.
             first = max(at, world.line[0]) if world.line else at
             spared = (*world.spared, (first, at + (self.queue.burst - 1) * T))
             if length == HOLD:
@@ -94,7 +94,7 @@ class Rules:
         if not world.resumed:
             line, _, _, changed = self.queue.resume(world.line, world.now, NOTICE)
             if changed:
-                yield "is resumed", self.told(world._replace(line=line, resumed=True))
+                yield "is resumed", self.informed(world._replace(line=line, resumed=True))
         if not due and world.now < self.end:
             yield "a microsecond passes", world._replace(now=world.now + 1)
 
@@ -110,16 +110,16 @@ class Rules:
             return
         slot = Grant(*granted)
         assert self.max_wait is None or slot.wait_us <= self.max_wait
-        asked = world._replace(line=line)
+        taken = world._replace(line=line)
         if slot.wait_us:
             waiting = tried._replace(slot=slot, due=slot.departs_at_us)
-            yield "takes a slot", asked._replace(workers=ranked(*others, waiting))
+            yield "takes a slot", taken._replace(workers=ranked(*others, waiting))
         else:
-            yield "leaves at once", self.leaves(asked, others, tried, slot, world.now)
+            yield "leaves at once", self.leaves(taken, others, tried, slot, world.now)
         if world.troubles:
             yield (
                 "takes a slot and never hears of it",
-                asked._replace(
+                taken._replace(
                     workers=ranked(*others, tried),
                     troubles=world.troubles - 1,
                     ghosts=ranked(*world.ghosts, slot),
@@ -160,8 +160,8 @@ class Rules:
         """
         return line_time(world.line, world.now) if world.line else world.now
 
-    def told(self, world: World) -> World:
-        """While a key is held everybody looks often enough to hear of its end."""
+    def informed(self, world: World) -> World:
+        """While a key is held every worker looks often enough to notice its end."""
         workers = [
             worker._replace(due=self.due(world, worker.slot)) if worker.slot else worker
             for worker in world.workers
@@ -177,7 +177,7 @@ class Rules:
 
     def check(self, world: World) -> None:
         """All that has to hold in every world."""
-        # Whoever waits is as good as gone, at the instant that is promised now.
+        # A waiting worker is as good as gone, at the instant of its slot now.
         instants = [*world.left, *((self.due(world, slot), slot) for slot in self.to_come(world))]
         self.keeps_the_limit(sorted((due, slot.cost) for due, slot in instants))
         self.newcomer_is_served(world, [slot for _, slot in instants])
@@ -198,7 +198,7 @@ class Rules:
                 assert later - earlier >= least, f"too close: {instants}"
 
     def newcomer_is_served(self, world: World, slots: list[Grant]) -> None:
-        """In the first stretch of the queue's own time in which nobody stands: no later, and no earlier."""
+        """In the first free stretch of the queue's own time: no later, and no earlier."""
         taken = [*slots, *world.ghosts]
         first, last = self.stands(world, taken), self.stands(world, [*taken, *world.late])
         start = self.newcomer(world)[8]
@@ -227,10 +227,10 @@ class WindowRules(Rules):
             assert sum(within) <= LIMIT, f"too many in a window: {instants}"
 
     def newcomer_is_served(self, world: World, slots: list[Grant]) -> None:
-        """Where no place is free, at the first instant at which nobody is overtaken and all limits hold."""
+        """Where no place is free, at the first instant at which no call is overtaken and all limits hold."""
         due = self.newcomer(world)[10]
         taken = [*slots, *world.ghosts]
-        # Who moves into the place of a dearer call has all of it.
+        # A call that moves into the place of a dearer one has all of it.
         first = max([self.at(world), *(max(slot.due_us, slot.end) for slot in taken)])
         while sum(slot.cost for slot in taken if first - WINDOW < slot.due_us) >= LIMIT:
             first += 1
@@ -282,7 +282,7 @@ def test_two_workers_with_two_calls_each() -> None:
     assert explored(Rules(paced(1), 4, START + 3, None), *[Worker(2)] * 2) > 10_000
 
 
-def test_two_workers_who_are_held_twice() -> None:
+def test_two_workers_that_are_held_twice() -> None:
     assert explored(Rules(paced(2), 4, START + 6, None), *[Worker(1)] * 2, holds=2) > 10_000
 
 
@@ -293,7 +293,7 @@ def test_three_workers_under_a_window(dear: int) -> None:
     assert explored(rules, Worker(1), Worker(1), Worker(1, cost=dear), troubles=2 - dear) > 5_000
 
 
-def test_a_queue_that_forgets_who_stands_is_found() -> None:
+def test_a_queue_that_forgets_waiting_calls_is_found() -> None:
     class Forgetful(LeakyQueue):
         def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> Any:
             after, given_back, life, persist = super().cancel(state, now, grant, skew)

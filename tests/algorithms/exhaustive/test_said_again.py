@@ -1,6 +1,6 @@
-"""Every short history of reserve, cancel and settle, said any number of times, with answers that are lost.
+"""Every short history of reserve, cancel and settle, each repeated any number of times, with lost answers.
 
-The truth is a list of calls and of what each cost, by the last word that was said of it. A quota has to have
+The truth is a list of calls and of what each cost, by its last settlement. A quota has to have
 counted that, no more and no less, and a newcomer must not leave before what a line without the calls that
 are gone allows.
 """
@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
     slot: Grant
     units: int
-    is_heard: bool = True
+    is_known: bool = True
     is_back: bool = False
 
 
@@ -64,7 +64,7 @@ class Rules:
         yield "time passes", acted._replace(now=world.now + T)
         for index, call in enumerate(world.calls):
             line, is_back, _, changes = self.queue.cancel(world.line, world.now, call.slot)
-            may = call.is_heard and not call.is_back and call.slot.due_us >= world.now and call.units > 0
+            may = call.is_known and not call.is_back and call.slot.due_us >= world.now and call.units > 0
             assert is_back == may, f"a cancel is answered {is_back}"
             assert changes or line == world.line
             if is_back:
@@ -82,12 +82,12 @@ class Rules:
         assert again[:2] == (line, number), "said again, it does more"
         if not number:
             return
-        end = self.queue.end_of(call.slot, actual) if call.is_heard else call.slot.start
-        heard = call.slot._replace(cost=actual, version=number, end=end)
-        assert self.queue.settle(line, world.now, (heard, actual, 9))[:2] == (line, number)
-        yield f"{index} settles {actual}", with_call(acted, line, index, Call(heard, actual))
+        end = self.queue.end_of(call.slot, actual) if call.is_known else call.slot.start
+        known = call.slot._replace(cost=actual, version=number, end=end)
+        assert self.queue.settle(line, world.now, (known, actual, 9))[:2] == (line, number)
+        yield f"{index} settles {actual}", with_call(acted, line, index, Call(known, actual))
         if changes:
-            lost = call._replace(units=actual, is_heard=False)
+            lost = call._replace(units=actual, is_known=False)
             yield f"{index} settles {actual}, unheard", with_call(acted, line, index, lost)
 
     def check(self, world: World) -> None:
@@ -95,13 +95,13 @@ class Rules:
         for usage in quotas_of(self.queue, world.line, world.now, 0):
             assert usage.used == truth, f"{usage.used} counted of {truth}"
         # A call that was settled at nothing occupies nothing, whatever it costs since.
-        slots = [call.slot for call in world.calls if call.is_heard and not call.is_back]
+        slots = [call.slot for call in world.calls if call.is_known and not call.is_back]
         waiting = sorted((slot.start, slot.end) for slot in slots if slot.start < slot.end)
         assert all(one[1] <= two[0] for one, two in pairwise(waiting)), "two stand in one place"
         self.is_cold_when_all_are_gone(world)
 
     def is_cold_when_all_are_gone(self, world: World) -> None:
-        """All who can go: then nobody waits longer than for those who left, as they were charged."""
+        """Cancel all that can be: then a newcomer waits no longer than for those that left, as charged."""
         if world.is_settled:
             return
         for order in (world.calls, world.calls[::-1]):
@@ -118,7 +118,7 @@ class Rules:
                 assert newcomer[10] <= max(last, self.limits_ask(world.now, left)), "waits for a ghost"
 
     def limits_ask(self, now: int, left: list[Grant]) -> int:
-        """When the limits beside the pace admit one more after those who left."""
+        """When the limits beside the pace admit one more after those that left."""
         states: Any = self.queue.constraints.cold
         for slot in sorted(left, key=lambda slot: slot.due_us):
             at, ahead = slot.due_us, (0, 0, slot.due_us)
@@ -145,20 +145,20 @@ def explored(gates: tuple[Algorithm[Any], ...], most: int, acts: int, kind: type
 
 
 @pytest.mark.parametrize("gates", GATES)
-def test_nothing_is_minted_and_nothing_lost(gates: str) -> None:
+def test_repetitions_mint_nothing_and_lose_nothing(gates: str) -> None:
     assert explored(GATES[gates], 2, 5) > 1_000
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("gates", GATES)
-def test_nothing_is_minted_and_nothing_lost_by_three(gates: str) -> None:
+def test_repetitions_of_three_calls_mint_nothing_and_lose_nothing(gates: str) -> None:
     assert explored(GATES[gates], 3, 6) > 10_000
 
 
-def test_a_queue_that_takes_every_word_is_found() -> None:
+def test_a_queue_that_counts_repetitions_is_found() -> None:
     class Credulous(LeakyQueue):
-        def settle(self, state: Any, now: int, asked: Any, skew: int = 0) -> Any:
-            after, number, life, persist = super().settle(state, now, asked, skew)
+        def settle(self, state: Any, now: int, args: Any, skew: int = 0) -> Any:
+            after, number, life, persist = super().settle(state, now, args, skew)
             return (
                 (*after[:6], (after[6][0], ((), -1, ()), 0, (), 0, (-1, ())), after[7]),
                 number,

@@ -1,4 +1,4 @@
-"""Somebody who reserves, waits without sleeping, and notes who would have left, and when."""
+"""A caller that reserves, waits without sleeping, and notes which calls would have left, and when."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class Follow:
         return self.slot.grant.due_us
 
 
-def heard(shaper, slot):
-    """What a waiter hears who asks now: how many µs it still has to wait, and whether the key is held."""
+def confirmed(shaper, slot):
+    """What a waiting call learns by confirming: the µs that it has to wait, and whether the key is held."""
     confirm = shaper.core.store.bind(shaper.name, shaper.core.queue, CONFIRM)
     generation, shift, until, now, _ = confirm(slot.key)
     if generation != slot.grant.generation:
@@ -33,7 +33,7 @@ def heard(shaper, slot):
 
 
 def undone(shaper, slot):
-    """Gives back what was taken for somebody who did not stay for the answer; which operation did it."""
+    """Gives back the slot of a caller that did not stay for the answer; returns the operation that did it."""
     did = [
         operation
         for operation, args in RESERVE.undone(((slot.cost, None, 7),), slot.grant)
@@ -84,7 +84,7 @@ class Follower:
         return freed
 
     def hold(self, length):
-        # Who leaves and who is held back in one and the same microsecond, nobody can tell.
+        # Which calls leave and which are held in one and the same microsecond is undefined.
         self.advance(1)
         self.shaper.hold(length / SECOND)
 
@@ -92,7 +92,7 @@ class Follower:
         self.shaper.resume()
 
     def advance(self, span):
-        """Whoever is due before the end of it leaves at their instant."""
+        """Calls that are due before the end of it leave at their instants."""
         for call in self.waiting:
             wait = self.wait(call)
             if wait < span:
@@ -100,7 +100,7 @@ class Follower:
         self.clock.advance(span / SECOND)
 
     def wait(self, call):
-        return heard(self.shaper, call.slot)[0]
+        return confirmed(self.shaper, call.slot)[0]
 
     def finish(self):
         while self.waiting:

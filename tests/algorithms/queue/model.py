@@ -1,4 +1,4 @@
-"""The queue as the contract tells it: a plain list of places, exact fractions, no cleverness.
+"""The queue by its contract: a plain list of places, exact fractions, no cleverness.
 
 A hold moves everything in the list, one by one. A call that is cancelled at the end of the list
 disappears, and with it the free place that now ends the list. One cancelled elsewhere leaves its place
@@ -15,7 +15,7 @@ RESUME_NOTICE = 250_000
 
 
 class Call:
-    """Somebody who was given a departure, and what became of them."""
+    """A call that got a slot, and what became of it."""
 
     def __init__(self, cost, place, life):
         self.cost = cost
@@ -27,11 +27,11 @@ class Call:
 
 
 WALL = object()
-"""Who owns a place that nobody may have."""
+"""The owner of a place that no call may have."""
 
 
 class Place:
-    """A stretch of the list, with the departure of whoever has it; free where nobody has it."""
+    """A stretch of the list, with the departure of the call that has it; free where no call has it."""
 
     def __init__(self, start, end, owner=None, due=0):
         self.start = start
@@ -59,7 +59,7 @@ class Model:
 
     @property
     def at(self):
-        """The instant from which on somebody may leave."""
+        """The instant from which on a call may leave."""
         return max(self.now, self.until)
 
     @property
@@ -139,12 +139,12 @@ class Model:
         elif place is self.places[-1]:
             place.end = place.start + actual * self.interval
             if not actual:
-                # It is as if nobody had come: then whoever stands before is the last.
+                # It is as if no call had come: then the call before it is the last.
                 self.places.pop()
         return True
 
     def undo(self, call):
-        """What the call was given comes to nobody: what gave it back."""
+        """The slot of the call goes to no caller; returns the operation that gave it back."""
         call.left_at = None
         if self.cancel(call):
             return CANCEL
@@ -175,7 +175,7 @@ class Model:
             place.move(by)
 
     def advance(self, by):
-        """Whoever is due on the way leaves at their instant."""
+        """Calls that are due on the way leave at their instants."""
         self.now += by
         for call in self.calls:
             if call.left_at is None and self.has_place(call) and call.place.due < self.at:
@@ -186,7 +186,7 @@ class Model:
         self.life += 1
 
     def departures(self, life):
-        """`(instant, cost)` of those who left, in the order of their places."""
+        """`(instant, cost)` of the calls that left, in the order of their places."""
         gone = [call for call in self.calls if call.life == life and call.left_at is not None]
         gone.sort(key=lambda call: (call.left_at, call.place.start))
         counted = [(call, call.cost if call.settled is None else call.settled) for call in gone]

@@ -48,7 +48,7 @@ ALWAYS = {
         [pace(10, 1, 1), window(14, 3), pace(4, 1, 5), window(8, 2)],
     ),
 }
-"""Limits that do not say when their windows begin: they hold in real time across holds too."""
+"""Limits whose windows have no fixed beginning: they hold in real time across holds too."""
 
 ALIGNED = {
     "fixed window": (("10/s",), {"gates": (FixedWindow(4, 1),)}, [pace(10, 1, 1), periods(4, 1)]),

@@ -34,7 +34,7 @@ FORWARD = st.lists(st.tuples(st.integers(0, 3 * SECOND), STEPS), max_size=40)
 ANYHOW = st.lists(st.tuples(st.integers(-SECOND // 2, 3 * SECOND), STEPS), max_size=40)
 
 
-class Told(NamedTuple):
+class Step(NamedTuple):
     now: int
     step: tuple
     state: object
@@ -63,7 +63,7 @@ def played(queue, story):
             case name, *args:
                 after, answer, _, persist = getattr(queue, name)(state, now, *args, 7)
         state = after if persist else state
-        yield Told(now, step, state, answer)
+        yield Step(now, step, state, answer)
 
 
 def leaves(queue, state, now, due):
@@ -73,7 +73,7 @@ def leaves(queue, state, now, due):
 
 
 @given(QUEUES, ANYHOW)
-def test_who_waits_keeps_the_order_whatever_becomes_of_the_rate(queue, story):
+def test_waiting_calls_keep_their_order_whatever_becomes_of_the_rate(queue, story):
     dues = []
     for now, step, state, answer in played(queue, story):
         if step[0] == "reserve":
@@ -89,22 +89,22 @@ def test_who_waits_keeps_the_order_whatever_becomes_of_the_rate(queue, story):
     [(0, ("reserve", 1)), (0, ("reserve", 1)), (0, ("cancel", 0)), (0, ("reserve", 1))],
 )
 @given(QUEUES, FORWARD)
-def test_the_whole_burst_is_there_when_a_slot_says_so(queue, story):
-    """In the words of a gate: `reset_at` is when all of it may leave at once, if nobody else comes."""
+def test_the_whole_burst_is_there_at_reset_at_and_not_before(queue, story):
+    """As of a gate: `reset_at` is when all of it may leave at once, if no other call comes."""
     for now, step, state, answer in played(queue, story):
         if step[0] != "reserve":
             continue
-        told = queue.decision(Grant(*answer))
-        assert told.remaining == max(0, queue.burst - told.current)
+        decision = queue.decision(Grant(*answer))
+        assert decision.remaining == max(0, queue.burst - decision.current)
         clock = queue.confirm(state, now)[5:]
         rounded = 1 + -(-FULL // clock[1]) if clock else 1
-        for at, is_there in ((told.reset_at_us + rounded, True), (told.reset_at_us - rounded, False)):
+        for at, is_there in ((decision.reset_at_us + rounded, True), (decision.reset_at_us - rounded, False)):
             if at >= now:
                 assert queue.reserve(state, at, (queue.burst, 0, 7))[1][0] is is_there
 
 
 @given(QUEUES, ANYHOW)
-def test_a_lower_rate_moves_nobody_forward_and_a_higher_one_nobody_back(queue, story):
+def test_a_lower_rate_moves_no_call_forward_and_a_higher_one_none_back(queue, story):
     """But for a microsecond of the clock, which is lost where it begins to run at another speed."""
     before, dues = None, []
     for now, step, state, answer in played(queue, story):
@@ -131,10 +131,10 @@ def test_a_lower_rate_moves_nobody_forward_and_a_higher_one_nobody_back(queue, s
 
 
 @given(QUEUES, FORWARD)
-def test_no_more_leave_than_the_rate_lets_leave(queue, story):
+def test_no_more_calls_leave_than_the_rate_allows(queue, story):
     """In any span as many units as the rate of each moment adds up to, and the burst: a hold is a rate of 0.
 
-    The sum is worked out here, from the shares and holds that the queue says it has.
+    The sum is computed here, from the shares and holds in the answers of the queue.
     """
     spans = []  # from, to, share
     waiting, gone = {}, []
@@ -193,21 +193,21 @@ def test_the_rate_is_within_its_bounds(queue, story):
 @given(QUEUES, FORWARD, st.integers(0, 30 * SECOND))
 def test_a_wait_that_is_too_long_is_refused_and_changes_nothing(queue, story, max_wait):
     for now, _, state, _ in played(queue, story):
-        asked = queue.reserve(state, now, (1, None, 7))
+        unbounded = queue.reserve(state, now, (1, None, 7))
         bounded = queue.reserve(state, now, (1, max_wait, 7))
-        assert bounded[1][0] is (asked[1][1] <= max_wait)
-        assert bounded[1][1] == asked[1][1]
-        exactly = asked[1][1]
-        assert queue.reserve(state, now, (1, exactly, 7))[:2] == asked[:2]
+        assert bounded[1][0] is (unbounded[1][1] <= max_wait)
+        assert bounded[1][1] == unbounded[1][1]
+        exactly = unbounded[1][1]
+        assert queue.reserve(state, now, (1, exactly, 7))[:2] == unbounded[:2]
         assert not exactly or not queue.reserve(state, now, (1, exactly - 1, 7))[1][0]
         if not bounded[1][0]:
             assert (bounded[0], bounded[3]) == (state, False)
             denied = bounded[1][4].retry_after_us
-            assert denied == asked[1][1] - max_wait
+            assert denied == unbounded[1][1] - max_wait
 
 
 @given(QUEUES, ANYHOW)
-def test_what_is_learned_outlives_the_last_call_by_an_hour_and_no_more(queue, story):
+def test_the_learned_rate_outlives_the_last_call_by_an_hour_and_no_more(queue, story):
     for now, _, state, _ in played(queue, story):
         if state is None:
             continue
@@ -229,7 +229,7 @@ def test_a_state_comes_back_from_the_twin_as_it_was(queue, story):
 
 
 @given(QUEUES, QUEUES, FORWARD)
-def test_other_bounds_go_on_at_the_rate_that_was_found(queue, other, story):
+def test_other_bounds_continue_at_the_rate_that_was_found(queue, other, story):
     for now, _, state, _ in played(queue, story):
         if state is None or not queue.confirm(state, now)[5:]:
             continue
@@ -264,6 +264,6 @@ def test_the_smallest_share_there_is_still_moves():
     assert 0.99e12 < queue.reserve(state, START, (1, None, 7))[1][1] <= 1e12
 
 
-def test_what_a_part_of_the_rate_has_learned_is_told_as_shares_of_the_whole():
+def test_the_share_learned_by_a_part_is_converted_to_shares_of_the_whole():
     whole, part = (AdaptiveQueue(Rate.of(1, SECOND), Rate.of(most, SECOND), None) for most in (100, 25))
     assert THROTTLED.given(whole, part, (8, 6, 3)) == (2, 2, 3)

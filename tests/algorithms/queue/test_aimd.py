@@ -12,15 +12,15 @@ SHARES = st.integers(LEAST, FULL)
 SECOND = 1_000_000
 START = 1_000 * SECOND
 
-TOLD = st.one_of(
+OUTCOMES = st.one_of(
     st.tuples(st.just("refused"), st.integers(0, 5 * SECOND), st.integers(0, 3 * SECOND)),
     st.tuples(st.just("succeeded"), st.integers(0, 100), st.integers(0, 5 * SECOND)),
     st.tuples(st.just("stated"), SHARES, st.integers(0, 5 * SECOND)),
 )
-STORIES = st.lists(st.tuples(st.integers(-SECOND // 2, 4 * SECOND), TOLD), max_size=30)
+STORIES = st.lists(st.tuples(st.integers(-SECOND // 2, 4 * SECOND), OUTCOMES), max_size=30)
 
 
-def told(law, now, what, least):
+def law_after(law, now, what, least):
     match what:
         case "refused", age, hold:
             return adaptive.after_refusal(law, now, now - age, now + hold, least)
@@ -34,7 +34,7 @@ def steps(story, least):
     law, now = adaptive.cold_law(least), START
     for move, what in story:
         now += move
-        after = told(law, now, what, least)
+        after = law_after(law, now, what, least)
         yield now, what, law, after
         law = after
 
@@ -79,7 +79,7 @@ def test_an_incident_lowers_once_in_whatever_order_its_refusals_come(least, stor
     lowered = adaptive.present(law)
     later = max(now, law[4]) + SECOND
     assert adaptive.present(adaptive.after_refusal(law, later, later - 1, later, least)) == lowered
-    # A success of a call that left before says nothing; of one that left since, that this was the rate.
+    # A success of a call that left before shows nothing; of one that left since, that this was the rate.
     law = adaptive.after_success(law, later, 1, law[4] - 1)
     assert adaptive.present(adaptive.after_refusal(law, later, later - 1, later, least)) == lowered
     law = adaptive.after_success(law, later, 0, later - 1)

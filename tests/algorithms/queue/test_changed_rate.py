@@ -1,4 +1,4 @@
-"""A queue whose rate was changed goes on at the very end of the line that the old one left."""
+"""A queue whose rate was changed continues at the very end of the queue that the old one left."""
 
 from fractions import Fraction
 from math import ceil
@@ -17,7 +17,7 @@ RATES = st.sampled_from(
 
 
 @given(RATES, RATES, st.integers(1, 30), st.integers(0, 500_000))
-def test_the_next_leaves_where_the_line_ends(before, after, calls, passed_us):
+def test_the_next_call_leaves_where_the_queue_ends(before, after, calls, passed_us):
     (old, per_second), new = (queue(before[0]), before[1]), queue(after[0])
     state = None
     for _ in range(calls):
@@ -43,7 +43,7 @@ def test_the_next_leaves_where_the_line_ends(before, after, calls, passed_us):
         ("5/s; 100/min; 50/h", "5/s; 200/min; 50/min", [3, 3]),
     ],
 )
-def test_gates_go_on_however_many_rates_there_are(before, after, counted):
+def test_gates_continue_whatever_the_number_of_rates(before, after, counted):
     """A gate continues its own state, and a further rate that of its period, or of its place."""
     old, new = (queue(rates, gates=(Quota("5/month"), GCRA("1/s", burst=7))) for rates in (before, after))
     state = None

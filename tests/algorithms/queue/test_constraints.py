@@ -1,4 +1,4 @@
-"""Several rates, gates and quotas: what has left obeys every limit, and nobody overtakes."""
+"""Several rates, gates and quotas: departures obey every limit, and no call overtakes."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +23,7 @@ def short_logs():
 
 
 class Constrained(RuleBasedStateMachine):
-    """The law: what really left obeys every limit; who takes nobody's place leaves after all others."""
+    """The law: departures obey every limit; a call that takes no place of another leaves after all others."""
 
     setups = ALIGNED
 
@@ -55,7 +55,7 @@ class Constrained(RuleBasedStateMachine):
 
     @rule(cost=st.one_of(st.just(1), st.integers(1, 4)))
     def ask_and_go_away(self, cost):
-        """Somebody who does not stay for the answer."""
+        """A caller that does not stay for the answer."""
         if slot := self.follower.shaper.reserve(cost=cost, max_wait=15):
             self.gone.append(slot)
             if slot.grant.due_us in self.free:
@@ -63,7 +63,7 @@ class Constrained(RuleBasedStateMachine):
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
-    def what_nobody_stayed_for_is_given_back(self, data):
+    def slots_of_absent_callers_are_given_back(self, data):
         """Soon or late, and in any order."""
         slot = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
         if undone(self.follower.shaper, slot) == CANCEL:
@@ -120,7 +120,7 @@ def test_an_aligned_window_is_aligned_in_real_time_after_a_hold_too():
 
 
 @pytest.mark.parametrize("gate", [FixedWindow(4, "1s"), Quota("4/fixed:1s")])
-def test_who_waits_through_a_hold_counts_in_the_window_in_which_it_leaves(gate):
+def test_a_call_that_waits_through_a_hold_counts_in_the_window_in_which_it_leaves(gate):
     follower = Follower("100/s", gates=(gate,))
     first = [follower.reserve() for _ in range(4)]
     follower.advance(5_000)
@@ -139,8 +139,8 @@ def test_who_waits_through_a_hold_counts_in_the_window_in_which_it_leaves(gate):
     "gate", [FixedWindow(4, "1s"), FixedWindow(4, "1m"), Quota("4/fixed:1s")], ids=["1s", "1m", "quota"]
 )
 @given(before=st.integers(0, 9), during=st.integers(0, 9), hold_s=st.integers(1, 100_000))
-def test_who_comes_after_a_hold_that_ended_early_is_next_to_those_who_wait(gate, before, during, hold_s):
-    """What was promised during the hold counts where it leaves now, and keeps nobody out for longer."""
+def test_a_call_after_a_hold_that_ended_early_leaves_next_to_the_waiting_ones(gate, before, during, hold_s):
+    """A slot granted during the hold counts where it is now, and delays no other call for longer."""
     follower = Follower("100/s", gates=(gate,))
     for _ in range(before):
         follower.reserve(1, 3_600 * SECOND)
@@ -177,7 +177,7 @@ def test_the_receipts_of_a_departure_follow_from_how_far_ahead_time_was():
     assert constraints.refund_many(states, [due], offsets, ahead) == after
 
 
-def test_those_who_come_after_many_have_gone_keep_the_gate_that_the_first_one_is_behind():
+def test_calls_after_many_cancelled_ones_keep_the_gate_that_the_first_one_is_behind():
     follower = Follower("7/s", gates=(GCRA("3 per 1.1 s", burst=4),))
     calls = [follower.reserve() for _ in range(3)]
     assert follower.cancel(calls[2])

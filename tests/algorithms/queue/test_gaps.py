@@ -1,4 +1,4 @@
-"""Gaps: where only a pace counts, a newcomer waits for nobody who is gone, whoever and how many left."""
+"""Gaps: where only a pace counts, a newcomer waits for no cancelled call, however many there are."""
 
 import random
 from unittest.mock import patch
@@ -20,7 +20,7 @@ T = SECOND // 100
 
 
 class Waiting:
-    """A crowd that came all at once, at 100/s; its clock, and who is still there."""
+    """A crowd that came all at once, at 100/s; its clock, and the calls that are still there."""
 
     def __init__(self, crowd=CROWD):
         self.clock = ManualClock(1_000)
@@ -37,7 +37,7 @@ class Waiting:
         self.clock.advance((self.start + instant - self.clock.now_us()) / SECOND)
 
     def ideal(self, newcomers):
-        """The slots in which newcomers leave who wait for nobody that is gone."""
+        """The slots of newcomers that wait for no cancelled call."""
         now = self.clock.now_us() - self.start
         slots, begin = [], now
         for name in sorted(self.standing):
@@ -52,8 +52,8 @@ class Waiting:
             assert slot.cancel()
         return [slot.grant.departs_at_us - self.start for slot in slots]
 
-    def told(self):
-        """How many wait, as the line itself tells."""
+    def waiting(self):
+        """How many wait, by the state of the queue."""
         queue, now = self.shaper.core.queue, self.clock.now_us()
         return queue.waiting(self.shaper.core.look.call("default")[0], now)
 
@@ -66,7 +66,7 @@ class Waiting:
     st.sampled_from([0, 1, T // 2, 3 * T]),
     st.lists(st.integers(0, T), max_size=30),
 )
-def test_whoever_is_gone_waits_no_more(gone, held, spans):
+def test_a_cancelled_call_does_not_wait_any_more(gone, held, spans):
     """The first leaves at once; then the key may be held for a while."""
     line, now = Waiting(20), 1
     for name in gone:
@@ -77,11 +77,11 @@ def test_whoever_is_gone_waits_no_more(gone, held, spans):
     for span in (0, *spans):
         now += span
         line.until(now)
-        assert line.told() == sum(name * T + held > now for name in line.standing - {0})
+        assert line.waiting() == sum(name * T + held > now for name in line.standing - {0})
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_a_thousand_half_leave_at_random_moments_and_newcomers_wait_for_none_of_them(seed):
+def test_newcomers_wait_for_none_of_the_half_of_a_thousand_that_cancelled_at_random_moments(seed):
     rng = random.Random(seed)
     crowd = Waiting()
     leaving = rng.sample(range(1, CROWD), CROWD // 2)
@@ -94,7 +94,7 @@ def test_of_a_thousand_half_leave_at_random_moments_and_newcomers_wait_for_none_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_a_thousand_half_leave_at_once_in_any_order_and_every_slot_of_theirs_is_used_again(seed):
+def test_every_slot_of_the_half_of_a_thousand_that_cancelled_at_once_is_used_again(seed):
     rng = random.Random(seed)
     crowd = Waiting()
     for name in rng.sample(range(CROWD), CROWD // 2):
@@ -103,7 +103,7 @@ def test_of_a_thousand_half_leave_at_once_in_any_order_and_every_slot_of_theirs_
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "every second first", "random"])
-def test_when_all_leave_in_any_order_the_tail_goes_back_over_them_all(order):
+def test_when_all_cancel_in_any_order_the_tail_goes_back_over_them_all(order):
     crowd = Waiting()
     names = list(range(CROWD))
     if order == "backwards":
@@ -119,7 +119,7 @@ def test_when_all_leave_in_any_order_the_tail_goes_back_over_them_all(order):
     assert not any(slot.cancel() for slot in crowd.slots)
 
 
-def test_of_too_many_gaps_the_one_in_the_middle_is_forgotten(monkeypatch):
+def test_the_middle_one_of_too_many_gaps_is_forgotten(monkeypatch):
     """The first and the last are what counts."""
     monkeypatch.setattr(slots, "MOST", 8)
     crowd = Waiting(101)
@@ -130,7 +130,7 @@ def test_of_too_many_gaps_the_one_in_the_middle_is_forgotten(monkeypatch):
     assert crowd.come(9) == [*(name * T for name in kept), len(crowd.slots) * T]
 
 
-def test_places_that_touch_are_one_for_who_needs_much():
+def test_places_that_touch_are_one_for_a_large_call():
     crowd = Waiting(10)
     for name in (3, 5, 4, 7):
         crowd.leave(name)
@@ -139,7 +139,7 @@ def test_places_that_touch_are_one_for_who_needs_much():
     assert crowd.shaper.reserve().delay == 0.07
 
 
-def test_who_needs_less_leaves_the_rest_to_the_next():
+def test_a_smaller_call_leaves_the_rest_to_the_next():
     shaper = Shaper("100/s", clock=ManualClock(1_000))
     shaper.reserve()
     large, _ = shaper.reserve(cost=3), shaper.reserve()
@@ -148,7 +148,7 @@ def test_who_needs_less_leaves_the_rest_to_the_next():
     assert not large.cancel()
 
 
-def test_a_place_whose_beginning_has_passed_is_there_for_the_rest_of_it():
+def test_the_rest_of_a_place_whose_beginning_has_passed_is_free():
     crowd = Waiting(10)
     for name in (3, 4):
         crowd.leave(name)
@@ -156,7 +156,7 @@ def test_a_place_whose_beginning_has_passed_is_there_for_the_rest_of_it():
     assert [crowd.shaper.reserve().delay for _ in range(2)] == [0.0, 0.066]
 
 
-def test_a_place_is_there_up_to_its_instant_also_where_that_is_rounded_up():
+def test_a_place_is_free_up_to_its_instant_also_where_that_is_rounded_up():
     """7/s: the second slot begins at 142,857 1/7 µs, so its call leaves at 142,858."""
     for late, expected in [(0, 0), (1, 4 * SECOND // 7 - 142_858)]:
         clock = ManualClock(1_000)
@@ -168,7 +168,7 @@ def test_a_place_is_there_up_to_its_instant_also_where_that_is_rounded_up():
         assert shaper.reserve().grant.wait_us == expected
 
 
-def test_who_has_taken_a_part_of_a_gap_can_give_it_back_also_after_others_took_the_next():
+def test_a_part_of_a_gap_can_be_given_back_also_after_others_took_the_next():
     crowd = Waiting(10)
     for name in (3, 4):
         crowd.leave(name)
@@ -180,8 +180,8 @@ def test_who_has_taken_a_part_of_a_gap_can_give_it_back_also_after_others_took_t
     assert [crowd.shaper.reserve().delay for _ in range(4)] == [0.03, 0.04, 0.07, 0.1]
 
 
-def test_who_came_into_a_place_does_not_take_from_others_what_they_may_give_back():
-    """Newcomers in many places, each between two who were there before."""
+def test_calls_in_places_of_others_keep_no_waiting_call_from_giving_its_slot_back():
+    """Newcomers in many places, each between two calls that were there before."""
     crowd = Waiting(400)
     newcomers = []
     for name in range(1, 399, 2):
@@ -193,7 +193,7 @@ def test_who_came_into_a_place_does_not_take_from_others_what_they_may_give_back
     assert crowd.shaper.reserve().delay == 0
 
 
-def test_nobody_gives_a_slot_back_twice_wherever_a_page_of_what_is_gone_ends():
+def test_no_slot_is_given_back_twice_wherever_a_page_of_cancelled_slots_ends():
     crowd = Waiting(300)
     for name in (*range(0, 300, 2), *range(299, 0, -2)):
         crowd.leave(name)
@@ -202,7 +202,7 @@ def test_nobody_gives_a_slot_back_twice_wherever_a_page_of_what_is_gone_ends():
 
 
 class Forgetful(RuleBasedStateMachine):
-    """Where almost nothing is remembered, slots may be lost, but nobody ever gets somebody else's."""
+    """Where almost nothing is remembered, slots may be lost, but no call ever gets the slot of another."""
 
     @initialize(rate=st.sampled_from(["10/s", "7/s", "99_991/s"]), burst=st.sampled_from([1, 1, 3]))
     def begin(self, rate, burst):
@@ -221,7 +221,7 @@ class Forgetful(RuleBasedStateMachine):
     @precondition(lambda self: self.follower.calls)
     @rule(data=st.data())
     def cancel(self, data):
-        """Anybody, also for a second time: what was forgotten may be given back again."""
+        """Any call, also for a second time: what was forgotten may be given back again."""
         call = data.draw(st.sampled_from(self.follower.calls))
         late = call.left_at is not None and call.left_at < self.follower.now
         assert not (self.follower.cancel(call) and late)
@@ -279,7 +279,7 @@ def test_slots_that_join_a_row_do_not_look_for_some_to_forget():
     assert rows.count(gone[0]) == slots.MOST_LEFT
 
 
-def test_what_left_before_the_last_one_that_is_remembered_is_not_given_back():
+def test_a_slot_before_the_last_one_that_is_remembered_is_not_given_back():
     gone = ((), 100, ())
     for due in (1, 99, 100):
         assert slots.is_gone(gone, 5, due)

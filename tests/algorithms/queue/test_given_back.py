@@ -1,4 +1,4 @@
-"""A newcomer never waits for somebody who is gone: slots given back at the end leave no trace."""
+"""A newcomer never waits for a cancelled call: slots given back at the end leave no trace."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -45,7 +45,7 @@ steps = st.tuples(costs, st.integers(0, 20).map(lambda n: n * SECOND // 20))
 @example("fixed window", [(1, 0)], [4, 4], None, [1])
 @example("fixed quota", [(1, 0)], [7 - 3, 4, 4], None, [1])
 @example("quota and window", [(1, 0)], [4], None, [1])
-def test_a_queue_whose_end_was_given_back_is_the_queue_without_it(name, before, gone, order, after):
+def test_a_queue_whose_end_was_given_back_is_the_queue_without_that(name, before, gone, order, after):
     args, options, _ = SETUPS[name]
     real, replay = (Follower(*args, **options) for _ in range(2))
     for follower in (real, replay):
@@ -69,7 +69,9 @@ def test_a_queue_whose_end_was_given_back_is_the_queue_without_it(name, before, 
     st.lists(steps, min_size=1, max_size=8),
     st.lists(costs, min_size=1, max_size=6),
 )
-def test_a_queue_from_which_somebody_went_before_the_answer_is_the_queue_without(name, before, gone, after):
+def test_a_queue_whose_caller_went_before_the_answer_is_the_queue_without_that_call(
+    name, before, gone, after
+):
     """Be it a slot for now or a later one, and however late what was taken for it is given back."""
     args, options, _ = SETUPS[name]
     real, replay = (Follower(*args, **options) for _ in range(2))
@@ -127,10 +129,10 @@ METERS = ["GCRA", "odd GCRA", "GCRA without a rate", "leaky bucket", "a bursting
     costs,
 )
 @example("GCRA without a rate", [1, 1, 1], 5, None, 4)
-def test_what_a_call_used_beyond_its_cost_stays_charged_when_those_behind_it_go(
+def test_units_used_beyond_the_cost_of_a_call_stay_charged_when_the_calls_behind_it_cancel(
     name, waiting, extra, order, cost
 ):
-    """Others who come in their place leave a newcomer no sooner slot than they would have."""
+    """Calls that come in their place leave a newcomer no sooner slot than they would have."""
     args, options, _ = SETUPS[name]
     real, replay = (Follower(*args, **options) for _ in range(2))
     for follower in (real, replay):
@@ -149,7 +151,7 @@ def test_what_a_call_used_beyond_its_cost_stays_charged_when_those_behind_it_go(
 
 
 @pytest.mark.parametrize("gate", [FixedWindow("1000/s"), SlidingWindowLog("1000/s"), GCRA("1000/s")])
-def test_a_dear_slot_that_was_given_back_keeps_nobody_waiting_once_it_has_passed(gate):
+def test_a_dear_slot_that_was_given_back_delays_no_call_once_it_has_passed(gate):
     clock = ManualClock(1_000)
     shaper = Shaper("1/s", gates=(gate,), clock=clock)
     shaper.reserve()
@@ -174,7 +176,7 @@ def test_behind_a_settlement_for_more_the_last_call_is_still_given_back(cost, fi
 
 @pytest.mark.parametrize("less", [False, True])
 def test_a_settlement_for_less_makes_no_call_the_last(less):
-    """Else a newcomer would leave before who waits, and a third call in a window of two."""
+    """Otherwise a newcomer would leave before the waiting call, and a third call in a window of two."""
     shaper = Shaper(gates=(FixedWindow(2, 2),), clock=(clock := ManualClock(1_000)))
     used, _, gone, waiting = (shaper.reserve(cost=cost) for cost in (2, 2, 1, 1))
     gone.cancel()
@@ -200,8 +202,8 @@ METERED = [
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 10])
-@pytest.mark.parametrize(("gate", "first_in"), METERED, ids=lambda told: str(told)[:9])
-def test_who_waited_and_was_cancelled_takes_nothing_from_what_is_settled_for_less(gate, first_in, number):
+@pytest.mark.parametrize(("gate", "first_in"), METERED, ids=lambda value: str(value)[:9])
+def test_a_cancelled_call_takes_nothing_from_the_units_of_a_settlement_for_less(gate, first_in, number):
     shaper = Shaper(gates=(gate,), clock=ManualClock(1_000))
     used = shaper.reserve(cost=4)
     shaper.reserve()
@@ -212,7 +214,7 @@ def test_who_waited_and_was_cancelled_takes_nothing_from_what_is_settled_for_les
 
 
 @pytest.mark.parametrize("gate", [FixedWindow("1000/s"), SlidingWindowLog("1000/s"), GCRA("1000/s")])
-def test_slots_that_have_passed_keep_nobody_waiting_whatever_their_number(gate):
+def test_slots_given_back_that_have_passed_delay_no_call_whatever_their_number(gate):
     """What is ahead of them by a burst is one place, and the tail goes back over it."""
     clock = ManualClock(1_000)
     shaper = Shaper("1/s", burst=100, gates=(gate,), clock=clock)
@@ -264,7 +266,7 @@ def test_the_tail_retracts_also_where_places_in_the_middle_are_free():
     ("rate", "gates"),
     [("10/s; 5/min", ()), ("10/s", (FixedWindow(5, "1m"),)), ("10/s", (Quota("5/day"),))],
 )
-def test_a_place_that_nobody_came_for_is_not_charged_to_the_other_limits(rate, gates):
+def test_a_free_place_that_no_call_took_is_not_charged_to_the_other_limits(rate, gates):
     clock = ManualClock(1_000_000_000)
     shaper = Shaper(rate, gates=gates, clock=clock)
     slots = [shaper.reserve() for _ in range(5)]
@@ -294,7 +296,7 @@ def test_slots_of_later_periods_that_are_given_back_leave_this_period_as_it_was(
 
 
 def test_a_slot_that_was_given_back_frees_no_room_in_the_window_before_it():
-    """The 65th call waits for the first to leave the window; so does whoever comes in its place."""
+    """The 65th call waits for the first to leave the window; so does the call that comes in its place."""
     shaper = Shaper("1000/s; 66/min", gates=(FixedWindow(70, "1h"),), clock=ManualClock(1_000_000_000))
     for _ in range(64):
         shaper.reserve()
@@ -306,7 +308,7 @@ def test_a_slot_that_was_given_back_frees_no_room_in_the_window_before_it():
 
 
 @pytest.mark.parametrize("rate", ["10/s", "10/s; 3/min"])
-def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
+def test_a_call_that_was_settled_at_nothing_has_nothing_to_give_back(rate):
     shaper = Shaper(rate, clock=ManualClock())
     slot = shaper.reserve()
     number = run(slot.core.settle, slot, 0)
@@ -322,14 +324,14 @@ def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
     st.sampled_from([0.0, 1.7e9]),
 )
-def test_a_decision_tells_how_much_of_the_burst_is_in_use(limit, burst, costs, start):
+def test_a_decision_has_how_much_of_the_burst_is_in_use(limit, burst, costs, start):
     how = {"adaptive": limit} if isinstance(limit, Adaptive) else {"rate": limit}
     shaper = Shaper(**how, burst=burst, clock=ManualClock(start))
     used = 0
     for cost in costs:
-        told = shaper.reserve(cost=min(cost, burst)).decision
+        decision = shaper.reserve(cost=min(cost, burst)).decision
         used += min(cost, burst)
-        assert (told.current, told.remaining) == (used, max(0, burst - used))
+        assert (decision.current, decision.remaining) == (used, max(0, burst - used))
 
 
 @given(
@@ -337,17 +339,17 @@ def test_a_decision_tells_how_much_of_the_burst_is_in_use(limit, burst, costs, s
     st.lists(st.integers(0, 9), min_size=2, max_size=8),
     st.integers(0, 7),
 )
-def test_what_a_decision_tells_of_the_burst_counts_the_calls_behind_a_given_back_slot(limit, costs, gone):
+def test_the_burst_in_use_in_a_decision_counts_the_calls_behind_a_given_back_slot(limit, costs, gone):
     rate, burst = limit
     is_there = []
     for early_us in (2, 0):
         shaper = Shaper(rate, burst=burst, name="told", clock=ManualClock())
         taken = [shaper.reserve(cost=1 + cost % burst) for cost in costs]
         shaper.cancel(taken[gone % len(taken)])
-        told = shaper.reserve().decision
+        decision = shaper.reserve().decision
         now_us = shaper.core.clock.now_us()
-        assert told.remaining == max(0, burst - told.current)
-        assert (told.reset_at_us > now_us) == (told.current > 0)
-        shaper.core.clock.advance((told.reset_at_us - early_us - now_us) / SECOND)
+        assert decision.remaining == max(0, burst - decision.current)
+        assert (decision.reset_at_us > now_us) == (decision.current > 0)
+        shaper.core.clock.advance((decision.reset_at_us - early_us - now_us) / SECOND)
         is_there.append(shaper.reserve(cost=burst, max_wait=0).accepted)
     assert is_there == [False, True]

@@ -53,7 +53,7 @@ def test_a_large_call_occupies_as_much_as_its_many_small_ones(rate, burst, cost,
 
 
 @pytest.mark.parametrize("rate", ["7/s", "99_991/s", "0.3/s"])
-def test_one_after_the_other_for_real(rate):
+def test_two_hundred_thousand_calls_one_after_the_other_stay_on_the_grid(rate):
     """200,000 calls, each reserved; every departure is the ideal one, rounded up."""
     clock = ManualClock(1_000_000_000.123457)
     reserve, interval, now = Shaper(rate, clock=clock).reserve, interval_of(rate), clock.now_us()
@@ -64,7 +64,7 @@ def test_one_after_the_other_for_real(rate):
 
 
 @pytest.mark.parametrize("rate", ["7/s", "99_991/s", "1.1/s"])
-def test_one_caller_who_waits_each_time_keeps_the_rate_exactly(rate):
+def test_one_caller_that_waits_each_time_keeps_the_rate_exactly(rate):
     """The instant at which it reserves is rounded; the grid is not, so the rounding does not add up."""
     clock = ManualClock(1_000_000_000.123457, autojump=True)
     shaper, interval, start = Shaper(rate, clock=clock), interval_of(rate), clock.now_us()

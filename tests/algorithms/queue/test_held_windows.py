@@ -43,7 +43,7 @@ LINES = {
 
 
 class Story:
-    """One line, and all who wait in it and have left."""
+    """One queue, and the calls that wait in it and have left."""
 
     def __init__(self, rate, seed):
         options, self.windows = LINES[rate]
@@ -56,12 +56,12 @@ class Story:
         return [max(grant.due_us + self.state[5], self.state[4]) for grant in self.waiting]
 
     def go_on(self, by_us):
-        """Whoever is due on the way leaves."""
+        """Calls that are due on the way leave."""
         self.now += by_us
         if self.state is not None:
-            told = sorted(zip([grant.due_us for grant in self.waiting], self.instants(), strict=True))
-            assert [at for _, at in told] == sorted(at for _, at in told)
-            self.left += [at for _, at in told if at <= self.now]
+            departures = sorted(zip([grant.due_us for grant in self.waiting], self.instants(), strict=True))
+            assert [at for _, at in departures] == sorted(at for _, at in departures)
+            self.left += [at for _, at in departures if at <= self.now]
             self.waiting = [
                 grant for grant, at in zip(self.waiting, self.instants(), strict=True) if at > self.now
             ]
@@ -110,7 +110,7 @@ class Story:
 
 @pytest.mark.parametrize("rate", LINES)
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_is_held_and_resumed_no_window_sees_more_and_no_call_waits_twice(rate, seed):
+def test_no_window_has_more_calls_and_no_call_waits_twice_whatever_is_held_and_resumed(rate, seed):
     Story(rate, seed).play()
 
 
@@ -124,9 +124,7 @@ def shaper_of(rate, **options):
     [("15/s; 50/h", {}, 50, 3_600), ("10/min", {"pace": "burst"}, 10, 60)],
 )
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_server_that_says_when_its_window_ends_makes_nobody_wait_for_two(
-    rate, options, calls, window, waits
-):
+def test_a_hold_until_the_end_of_a_window_makes_no_call_wait_for_two(rate, options, calls, window, waits):
     clock, shaper = shaper_of(rate, **options)
     clock.advance(max(shaper.reserve().delay for _ in range(calls)) + 1)
     waiting = shaper.reserve() if waits else None
@@ -139,7 +137,7 @@ def test_a_server_that_says_when_its_window_ends_makes_nobody_wait_for_two(
 
 
 @pytest.mark.parametrize("apart", [0, 0.01])
-def test_of_many_who_wait_for_several_windows_none_waits_longer_for_their_holds(apart):
+def test_no_call_that_waits_for_several_windows_waits_longer_for_their_holds(apart):
     """However close the calls of each window are, and after all of them have reserved."""
     clock, shaper = shaper_of("10/min", pace="burst")
     calls = []
@@ -152,7 +150,7 @@ def test_of_many_who_wait_for_several_windows_none_waits_longer_for_their_holds(
     assert shaper.remaining(calls[-1]) == pytest.approx(calls[-1].departs_at - clock.now())
 
 
-def test_of_too_many_pauses_the_shortest_is_forgotten():
+def test_the_shortest_of_too_many_pauses_is_forgotten():
     clock, shaper = shaper_of("2/min", pace="burst")
     for _ in range(2 * (MOST_PAUSES + 3)):
         last = shaper.reserve()
@@ -162,7 +160,7 @@ def test_of_too_many_pauses_the_shortest_is_forgotten():
     assert shaper.remaining(last) == pytest.approx(last.departs_at - clock.now())
 
 
-def test_the_end_of_such_a_hold_moves_only_those_that_it_has_moved():
+def test_the_end_of_a_hold_under_windows_moves_only_calls_that_the_hold_has_moved():
     clock, shaper = shaper_of("1/s; 3/min")
     for _ in range(3):
         shaper.reserve()
@@ -176,7 +174,7 @@ def test_the_end_of_such_a_hold_moves_only_those_that_it_has_moved():
     assert shaper.remaining(spent) == pytest.approx(45)
 
 
-def test_a_call_that_comes_in_the_hold_leaves_at_its_end_and_sooner_if_that_comes_sooner():
+def test_a_call_that_comes_in_a_hold_leaves_at_its_end_even_if_that_comes_sooner():
     clock, shaper = shaper_of("1/s; 3/min", burst=2)
     shaper.hold(30)
     clock.advance(10)
@@ -186,7 +184,7 @@ def test_a_call_that_comes_in_the_hold_leaves_at_its_end_and_sooner_if_that_come
     assert [shaper.remaining(one) for one in delays] == pytest.approx([0.25, 1.25, 2.25])
 
 
-def test_a_longer_hold_moves_also_a_call_that_came_in_the_first_one():
+def test_a_longer_hold_also_moves_a_call_that_came_in_the_first_one():
     """Although no call was to come so soon, before the one that was given back."""
     clock, shaper = shaper_of("10/min", pace="burst")
     shaper.reserve(cost=8)
@@ -215,7 +213,7 @@ def test_a_quota_that_is_spent_at_the_end_of_a_hold_names_its_own_reset():
 
 
 @pytest.mark.parametrize("in_the_hold", ["came", "came and gone", "cost more"])
-def test_a_fixed_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(in_the_hold):
+def test_a_fixed_window_knows_its_departures_also_after_a_hold_that_was_ended(in_the_hold):
     """The hold would have ended in the next window."""
     clock, shaper = shaper_of("10/s", gates=(FixedWindow(5, 1),))
     slots = [shaper.reserve() for _ in range(5)]
@@ -235,9 +233,7 @@ def test_a_fixed_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(i
 
 @pytest.mark.parametrize("gate", [FixedWindow(5, 60), Quota("5/fixed:60s")])
 @pytest.mark.parametrize("gives_back", ["two places", "the last", "a settlement"])
-def test_what_a_hold_put_off_and_its_end_brought_back_takes_nothing_from_the_window_it_was_put_off_to(
-    gives_back, gate
-):
+def test_calls_that_a_hold_moved_and_its_end_moved_back_take_nothing_from_the_later_window(gives_back, gate):
     """Three calls are counted in the second minute, and then in the first."""
     clock, shaper = shaper_of("1/s", gates=(gate,))
     shaper.hold(70)
@@ -266,8 +262,8 @@ def leaves(clock, shaper, *slots):
 
 @MINUTES
 @pytest.mark.parametrize("gives_up", [0, 3, 6])
-def test_whom_a_hold_puts_off_to_a_later_window_counts_there(gate, gives_up):
-    """And gives back there, too."""
+def test_a_call_that_a_hold_moves_to_a_later_window_counts_there(gate, gives_up):
+    """A cancelled one gives back there, too."""
     clock, shaper = shaper_of("1/s", gates=(gate,))
     clock.set(30)
     slots = [shaper.reserve() for _ in range(6)]
@@ -281,7 +277,7 @@ def test_whom_a_hold_puts_off_to_a_later_window_counts_there(gate, gives_up):
 
 
 @pytest.mark.parametrize("part", [FixedWindow(10, 60), Quota("10/fixed:60s")])
-def test_part_of_a_composite_counts_whom_a_hold_puts_off_where_they_leave(part):
+def test_a_part_of_a_composite_counts_calls_that_a_hold_moves_where_they_leave(part):
     clock, shaper = shaper_of("1/s", gates=(all_of(part, GCRA("100/s")),))
     clock.set(30)
     slots = [shaper.reserve() for _ in range(6)]
@@ -293,9 +289,7 @@ def test_part_of_a_composite_counts_whom_a_hold_puts_off_where_they_leave(part):
 @MINUTES
 @pytest.mark.parametrize("cost", [1, 2])
 @pytest.mark.parametrize("how", ["settled", "passed"])
-def test_what_left_or_passed_before_a_hold_takes_nothing_from_the_window_to_which_others_were_put_off(
-    gate, cost, how
-):
+def test_slots_before_a_hold_take_nothing_from_the_window_to_which_others_were_moved(gate, cost, how):
     clock, shaper = shaper_of("1/s", gates=(gate,))
     clock.set(30)
     slots = [shaper.reserve(cost=units) for units in (1, cost, 1, 1, 1)]
@@ -312,7 +306,7 @@ def test_what_left_or_passed_before_a_hold_takes_nothing_from_the_window_to_whic
 
 @MINUTES
 @pytest.mark.parametrize("length", [10, 30, 40])
-def test_what_a_hold_took_from_a_window_its_end_brings_back(gate, length):
+def test_the_end_of_a_hold_returns_what_the_hold_took_from_a_window(gate, length):
     clock, shaper = shaper_of("1/s", gates=(gate,))
     left = [shaper.reserve() for _ in range(3)]
     clock.set(30)
@@ -337,7 +331,7 @@ def test_a_window_counts_no_calls_that_are_known_to_leave_in_another(gate):
 
 
 @pytest.mark.parametrize("window", [SlidingWindowLog(5, 10), SlidingWindow(5, 10, conservative=True)])
-def test_a_window_beside_it_tells_how_many_a_hold_puts_off_to_the_next_period(window):
+def test_a_window_beside_a_quota_knows_how_many_calls_a_hold_moves_to_the_next_period(window):
     """Two of the twelve that the first minute counts."""
     clock, shaper = shaper_of(None, gates=(window, Quota("20/fixed:60s")))
     for start in (0, 45):
@@ -350,7 +344,7 @@ def test_a_window_beside_it_tells_how_many_a_hold_puts_off_to_the_next_period(wi
     assert leaves(clock, shaper, *slots)[1] == 20
 
 
-def test_a_spread_quota_goes_on_from_the_last_call_that_a_hold_puts_off():
+def test_a_spread_quota_continues_from_the_last_call_that_a_hold_moves():
     clock, shaper = shaper_of("10/s", gates=(Quota("6/fixed:60s", spread=True),))
     clock.set(30)
     slots = [shaper.reserve() for _ in range(2)][1:]
@@ -363,7 +357,7 @@ def test_a_spread_quota_goes_on_from_the_last_call_that_a_hold_puts_off():
 @pytest.mark.parametrize(
     ("then", "seconds"), [(None, {102: 2, 103: 5, 104: 1}), (110.6, {110: 5, 111: 3})], ids=["ended", "over"]
 )
-def test_what_a_call_cost_more_in_a_hold_is_charged_to_the_period_of_that_time(then, seconds):
+def test_extra_cost_settled_in_a_hold_is_charged_to_the_period_of_that_time(then, seconds):
     """It is remembered, though the end of the hold sets time back by more than a period."""
     clock, shaper = shaper_of("100/s", gates=(Quota("5/fixed:1s"), GCRA("100/s")))
     clock.set(100)
@@ -381,7 +375,7 @@ def test_what_a_call_cost_more_in_a_hold_is_charged_to_the_period_of_that_time(t
 
 
 @MINUTES
-def test_the_end_of_a_hold_brings_nobody_into_a_window_that_is_spent(gate):
+def test_the_end_of_a_hold_moves_no_call_into_a_window_that_is_spent(gate):
     clock, shaper = shaper_of("1/s", gates=(gate,))
     for _ in range(8):
         shaper.reserve()
@@ -394,8 +388,8 @@ def test_the_end_of_a_hold_brings_nobody_into_a_window_that_is_spent(gate):
     assert shaper.remaining(waiting[0]) == 40
 
 
-def test_a_day_that_is_spent_stays_so_after_a_hold_of_a_month_was_ended():
-    """Those who wait leave in the next one that has room for them."""
+def test_a_spent_day_stays_spent_after_a_hold_of_a_month_was_ended():
+    """The waiting calls leave in the next days that have room for them."""
     day = 86_400
     clock, shaper = shaper_of("1/s", gates=(Quota("10/day"),))
     for _ in range(8):
@@ -408,7 +402,7 @@ def test_a_day_that_is_spent_stays_so_after_a_hold_of_a_month_was_ended():
     assert days == {1: 10, 2: 5}
 
 
-def test_what_a_call_cost_more_in_a_hold_counts_from_then_on():
+def test_extra_cost_settled_in_a_hold_counts_from_then_on():
     """Not from the end of the hold, which may be ended early."""
     clock, shaper = shaper_of("10/s", gates=(Quota("5/fixed:60s"),))
     slots = [shaper.reserve() for _ in range(5)]
@@ -424,7 +418,7 @@ def test_what_a_call_cost_more_in_a_hold_counts_from_then_on():
     assert leaves(clock, shaper, waiting, *[shaper.reserve(max_wait=1_000) for _ in range(6)]) == {2: 3, 3: 4}
 
 
-def test_what_a_call_cost_more_in_a_hold_leaves_its_window_in_time():
+def test_extra_cost_settled_in_a_hold_leaves_its_window_in_time():
     """Though the hold had moved a call to when the window has room, which has given up."""
     clock, shaper = shaper_of("1000/s", gates=(SlidingWindowLog(5, 10),))
     slots = [shaper.reserve() for _ in range(5)]
@@ -457,7 +451,7 @@ def test_calls_that_a_late_one_moves_to_the_next_window_count_there(gate, rate, 
 
 @pytest.mark.parametrize("is_ended_first", [False, True])
 @pytest.mark.parametrize("conservative", [False, True])
-def test_a_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(conservative, is_ended_first):
+def test_a_window_knows_its_departures_also_after_a_hold_that_was_ended(conservative, is_ended_first):
     clock, shaper = shaper_of("1000/s", gates=(SlidingWindow(5, 10, conservative=conservative),))
     slots = [shaper.reserve() for _ in range(5)]
     clock.advance(0.5)
@@ -473,7 +467,7 @@ def test_a_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(conserv
 
 
 def late(line, queue, now, grant):
-    """The line after a call has told that it missed its slot, and when it leaves."""
+    """The queue after a call that missed its slot, and when that call leaves."""
     line, (answer,), _, _ = queue.late(line, now, [(grant.generation, grant.due_us, grant.cost, 9)])
     return line, answer[0]
 
@@ -517,7 +511,7 @@ def test_a_call_that_missed_its_slot_before_a_hold_counts_when_it_leaves():
     assert Grant(*granted).departs_at_us == leaves_at + 60 * S
 
 
-def test_what_saves_up_stands_still_in_a_hold():
+def test_a_limit_that_saves_up_a_burst_stands_still_in_a_hold():
     """Or as many calls as a bucket holds would leave together when it ends."""
     clock, shaper = shaper_of(None, gates=(TokenBucket("1/s", 5),))
     for _ in range(5):
@@ -542,8 +536,8 @@ def test_a_policy_that_spends_its_hour_at_once_makes_as_many_calls_as_the_server
     assert calls >= 4 * 40
 
 
-def test_without_windows_time_stands_still_from_then_on():
-    """The numbers of a rate alone are set on a line that is held, and whose time goes on."""
+def test_after_the_last_window_is_removed_time_stands_still_in_a_hold():
+    """The numbers of a rate alone are set on a queue that is held, and whose time goes on."""
     before, after = queue("1/min; 10/h"), queue("1/min")
     line = before.reserve(None, START, (1, None, 7))[0]
     line = before.hold(line, START + S, 120 * S, 7)[0]
@@ -555,7 +549,7 @@ def test_without_windows_time_stands_still_from_then_on():
     assert max(grant.due_us + line[5], line[4]) == START + 62 * S
 
 
-def test_without_windows_time_stands_still_also_where_the_hold_is_ended():
+def test_after_the_last_window_is_removed_time_stands_still_also_where_the_hold_is_ended():
     """Or the calls that come before its end would all leave at it."""
     before, after = queue("1/s; 3/min"), queue("1/s")
     line = None
@@ -573,7 +567,7 @@ def test_without_windows_time_stands_still_also_where_the_hold_is_ended():
     assert grants == [grants[0] + n * S for n in range(3)]
 
 
-def test_a_rate_that_is_set_after_such_a_hold_saves_no_burst_up_in_it():
+def test_a_rate_that_is_set_after_a_hold_under_windows_saves_no_burst_up_in_it():
     before, after = queue("1/s; 3/min", burst=3), queue("1/s", burst=3)
     line = before.hold(None, START, 60 * S, 7)[0]
     line = after.adopt(line, before, START + 60 * S)
@@ -586,7 +580,7 @@ def test_a_rate_that_is_set_after_such_a_hold_saves_no_burst_up_in_it():
 
 @pytest.mark.parametrize("beside", [GCRA("100/s"), FixedWindow(100, 1)])
 @pytest.mark.parametrize("part", [FixedWindow(10, 60), Quota("10/fixed:60s")])
-def test_the_end_of_a_hold_brings_nobody_into_a_spent_window_of_a_composite(part, beside):
+def test_the_end_of_a_hold_moves_no_call_into_a_spent_window_of_a_composite(part, beside):
     clock, shaper = shaper_of("1/s", gates=(all_of(part=part, beside=beside),))
     for _ in range(8):
         shaper.reserve()
@@ -598,7 +592,7 @@ def test_the_end_of_a_hold_brings_nobody_into_a_spent_window_of_a_composite(part
     assert leaves(clock, shaper, *waiting) == {1: 10, 2: 5}
 
 
-def test_a_period_beside_a_fixed_window_counts_whom_a_hold_puts_off():
+def test_a_period_beside_a_fixed_window_counts_calls_that_a_hold_moves():
     clock, shaper = shaper_of("1/s", gates=(all_of(FixedWindow(9, 1), Quota("10/fixed:60s")),))
     clock.set(30)
     slots = [shaper.reserve() for _ in range(6)]
@@ -608,8 +602,8 @@ def test_a_period_beside_a_fixed_window_counts_whom_a_hold_puts_off():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_end_of_a_hold_brings_nobody_into_a_spent_window_of_one_of_two_limits(seed):
-    """Whose windows do not begin together."""
+def test_the_end_of_a_hold_moves_no_call_into_a_spent_window_of_one_of_two_limits(seed):
+    """The windows of the two do not begin together."""
     rng = random.Random(seed)
     clock, shaper = shaper_of("10/s", gates=(FixedWindow(3, 2), Quota("7/fixed:5s")))
     clock.set(rng.uniform(30, 40))

@@ -1,4 +1,4 @@
-"""Departures as they happen: whoever is kept from leaving in time does not make two calls of one slot.
+"""Departures as they happen: a call that is kept from leaving in time does not make two calls of one slot.
 
 A small world, played on the queue itself: processes whose callers always have a next call, and stalls that
 keep a whole process from doing anything. What leaves is judged by the windows of the stated rates.
@@ -95,8 +95,8 @@ class Call:
             if not self._is_late(now):
                 world.gone(process, now)
                 return
-            asked = (self._grant.generation, self._by, 1, 7)
-            world.state, ((self.due, stands_until),), _, _ = queue.late(world.state, now, (asked,))
+            missed = (self._grant.generation, self._by, 1, 7)
+            world.state, ((self.due, stands_until),), _, _ = queue.late(world.state, now, (missed,))
             self._slot = self.due
             if stands_until != UNKNOWN or self.due <= now:
                 self._moves, self._by = self._moves + 1, 0
@@ -140,7 +140,7 @@ CALLERS = st.lists(st.integers(0, 12), min_size=3, max_size=3).filter(any)
     jitter_us=st.sampled_from([0, 0, 500, 3_000]),
     seed=st.integers(0, 99),
 )
-def test_no_window_sees_more_whatever_stalls(rate, burst, callers, stalls, jitter_us, seed):
+def test_no_window_has_more_calls_whatever_stalls(rate, burst, callers, stalls, jitter_us, seed):
     queue = LeakyQueue(parse_rates(rate), burst, "smooth", ())
     check(World(queue, callers, stalls, ends=6 * SECOND, jitter_us=jitter_us, seed=seed).play())
 
@@ -152,7 +152,7 @@ def test_no_window_sees_more_whatever_stalls(rate, burst, callers, stalls, jitte
     callers=CALLERS,
     stalls=STALLS,
 )
-def test_nor_does_one_of_several_rates(rate, pace, callers, stalls):
+def test_no_window_of_several_rates_has_more_calls_whatever_stalls(rate, pace, callers, stalls):
     queue = LeakyQueue(parse_rates(rate), None, pace, ())
     check(World(queue, callers, stalls, ends=6 * SECOND).play())
 
@@ -160,7 +160,7 @@ def test_nor_does_one_of_several_rates(rate, pace, callers, stalls):
 @pytest.mark.parametrize("share", [0.1, 0.5, 1])
 @given(callers=CALLERS, stalls=STALLS)
 @settings(max_examples=40)
-def test_nor_at_a_rate_that_was_learned(share, callers, stalls):
+def test_no_window_has_more_calls_at_a_learned_rate_whatever_stalls(share, callers, stalls):
     queue = AdaptiveQueue(Rate.of(1, SECOND), Rate.of(50, SECOND), None)
     world = World(queue, callers, stalls, ends=6 * SECOND)
     world.state = queue.stated(None, START - SECOND, queue.share(round(50 * share), SECOND), 0, 3)[0]
@@ -172,7 +172,7 @@ def test_nor_at_a_rate_that_was_learned(share, callers, stalls):
 
 @given(rate=RATES, callers=CALLERS, seed=st.integers(0, 99))
 @settings(max_examples=40)
-def test_what_is_late_by_less_than_a_slot_moves_nothing(rate, callers, seed):
+def test_a_call_late_by_less_than_a_slot_moves_nothing(rate, callers, seed):
     queue = LeakyQueue(parse_rates(rate), None, "smooth", ())
     jitter_us = queue.grace_us // 2 - 1
     world = World(queue, callers, [], ends=4 * SECOND, jitter_us=jitter_us, seed=seed).play()
@@ -208,7 +208,7 @@ def test_late_calls_take_the_next_slots_and_all_others_move_on():
     _, shift, until, *_ = queue.confirm(state, now)
     others = [max(grant.due_us + shift, until) - START for grant in grants[2:]]
     assert (moved, others) == ([300_000, 400_000], [500_000, 550_000, 650_000, 750_000])
-    # The third has passed as well, and hears of that when it asks.
+    # The third has passed as well, and learns of that when it asks.
     state, ((leaves_at, stands_until),), _, _ = queue.late(
         state, START + 500_000, ((7, grants[2].due_us, 1, 7),)
     )
@@ -218,7 +218,7 @@ def test_late_calls_take_the_next_slots_and_all_others_move_on():
 @pytest.mark.parametrize(
     ("late_us", "leaves_us"), [(99_999, 100_000), (100_000, 100_000), (100_001, 100_001)]
 )
-def test_nobody_is_behind_the_end_of_the_line(late_us, leaves_us):
+def test_no_call_is_behind_the_end_of_the_queue(late_us, leaves_us):
     """The only call of a line at 10/s is late, and leaves when its slot ends at the latest, or at once."""
     queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
     state, granted, _, _ = queue.reserve(None, START, (1, None, 7))
@@ -286,9 +286,7 @@ def test_a_call_may_be_late_by_three_quarters_of_a_slot_and_ten_ms_in_any_case(r
     ids=repr,
 )
 @pytest.mark.parametrize(("length", "moves"), [(250_000, True), (250_001, False)])
-def test_the_end_of_a_hold_is_waited_for_by_those_who_have_more_than_a_quarter_of_a_second(
-    queue, length, moves
-):
+def test_a_late_call_waits_for_the_end_of_a_hold_of_more_than_a_quarter_of_a_second(queue, length, moves):
     """The others get a slot after it at once."""
     state, granted, _, _ = queue.reserve(None, START, (1, None, 7))
     grant = Grant(*granted)
@@ -299,7 +297,7 @@ def test_the_end_of_a_hold_is_waited_for_by_those_who_have_more_than_a_quarter_o
     assert persists is moves is (stands_until != UNKNOWN)
 
 
-def test_a_slot_of_a_line_that_is_gone_still_takes_one():
+def test_a_late_call_of_a_forgotten_queue_still_takes_a_slot():
     """All have waited in one process, which stood still until the line was empty and forgotten."""
     queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
     state, moved = None, []
@@ -314,7 +312,7 @@ def test_a_slot_of_a_line_that_is_gone_still_takes_one():
     assert Grant(*granted).wait_us == 300_000
 
 
-def test_a_long_hold_is_waited_for_and_asked_about_again():
+def test_a_late_call_waits_for_a_long_hold_and_asks_again():
     queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
     state, granted, _, _ = queue.reserve(None, START, (1, None, 7))
     state, *_ = queue.hold(state, START, 5 * SECOND, 7)

@@ -1,4 +1,4 @@
-"""How long the state of a line is kept: until it is no different from a cold one, and no longer."""
+"""How long the state of a queue is kept: until it is no different from a cold one, and no longer."""
 
 import pytest
 from hypothesis import example, given
@@ -33,12 +33,12 @@ FURTHER = {
     ),
 }
 steps = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 3 * SECOND), st.integers(0, 3_600 * SECOND))
-told = st.sampled_from(["reserve", "reserve", "reserve", "cancel", "settle", "hold", "resume"])
-stories = st.lists(st.tuples(steps, told, st.integers(0, 30), st.integers(0, 3)), max_size=12)
+acts = st.sampled_from(["reserve", "reserve", "reserve", "cancel", "settle", "hold", "resume"])
+stories = st.lists(st.tuples(steps, acts, st.integers(0, 30), st.integers(0, 3)), max_size=12)
 
 
 def lived(queue, story):
-    """The state after a story, when it was told, and until when it is kept."""
+    """The state after a story, the instant at its end, and until when the state is kept."""
     state, now, expires, grants = None, START, START, []
     for step, what, pick, number in story:
         now += step
@@ -64,7 +64,7 @@ def lived(queue, story):
 
 
 def taken(queue, state, now, calls):
-    """What so many calls in a row are told."""
+    """The answers to so many calls in a row."""
     for _ in range(calls):
         state, granted, _, _ = queue.reserve(state, now, (1, None, now))
         yield granted[:6]
@@ -73,7 +73,7 @@ def taken(queue, state, now, calls):
 @pytest.mark.parametrize("queue", [*PLAIN.values(), *FURTHER.values()], ids=[*PLAIN, *FURTHER])
 @given(story=stories, later=st.sampled_from([0, 0, 1, 1_000]))
 @example(story=[(0, "hold", 0, 1), (0, "reserve", 0, 0), (0, "resume", 0, 0)], later=0)
-def test_what_is_forgotten_is_no_different_from_a_cold_key(queue, story, later):
+def test_a_forgotten_state_is_no_different_from_a_cold_key(queue, story, later):
     state, now, expires = lived(queue, story)
     at = max(now, expires) + later
     assert [*taken(queue, state, at, 6)] == [*taken(queue, None, at, 6)]
@@ -81,7 +81,7 @@ def test_what_is_forgotten_is_no_different_from_a_cold_key(queue, story, later):
 
 @pytest.mark.parametrize("queue", PLAIN.values(), ids=PLAIN)
 @given(story=stories)
-def test_it_is_kept_until_all_of_the_burst_is_there(queue, story):
+def test_a_state_is_kept_until_all_of_the_burst_is_there(queue, story):
     state, now, _ = lived(queue, story)
     _, granted, ttl, _ = queue.reserve(state, now, (1, None, now))
     assert now + ttl <= queue.decision(granted).reset_at_us
@@ -89,7 +89,7 @@ def test_it_is_kept_until_all_of_the_burst_is_there(queue, story):
 
 @pytest.mark.parametrize("queue", FURTHER.values(), ids=FURTHER)
 @given(story=stories)
-def test_beside_others_it_is_kept_no_longer_than_what_it_holds(queue, story):
+def test_beside_other_limits_a_state_is_kept_no_longer_than_what_it_holds(queue, story):
     state, now, _ = lived(queue, story)
     after, _, ttl, _ = queue.reserve(state, now, (1, None, now))
     assert ttl <= queue._life(after, now, 0)

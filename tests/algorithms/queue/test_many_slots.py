@@ -10,7 +10,7 @@ from shapekit.testing.timelines import queue, queues
 SECOND = 1_000_000
 QUEUES = st.sampled_from([trial.program for trial in queues()])
 NONCES = st.integers(0, 2**51)
-ASKED = st.lists(
+CALLS = st.lists(
     st.tuples(st.integers(1, 3), st.sampled_from([None, 0, 300_000, 5 * SECOND]), NONCES), max_size=4
 )
 FURTHER = st.tuples(st.integers(0, 6), st.integers(0, 2 * SECOND), NONCES)
@@ -37,11 +37,11 @@ def after(program, noise, start):
     return state, now
 
 
-def one_by_one(program, state, now, asked, further):
-    """What callers have who come one after the other, and then those who want one each, near the first."""
+def one_by_one(program, state, now, calls, further):
+    """What callers get one after the other, and then further ones that want one each, near the first."""
     most, span, nonce = further
     answers, first_us = [], None
-    for one in asked:
+    for one in calls:
         new, granted, _, persists = program.reserve(state, now, one)
         state = new if persists else state
         answers.append(granted)
@@ -56,13 +56,11 @@ def one_by_one(program, state, now, asked, further):
     return state, answers
 
 
-@given(QUEUES, NOISE, ASKED, FURTHER, st.integers(10**9, 10**15))
-def test_slots_taken_together_are_the_slots_of_those_who_come_one_by_one(
-    program, noise, asked, further, start
-):
+@given(QUEUES, NOISE, CALLS, FURTHER, st.integers(10**9, 10**15))
+def test_slots_taken_together_are_the_slots_of_calls_one_by_one(program, noise, calls, further, start):
     before, now = after(program, noise, start)
-    expected_state, expected = one_by_one(program, before, now, asked, further)
-    state, (standing, answers), life, persists = program.reserve_many(before, now, asked, further)
+    expected_state, expected = one_by_one(program, before, now, calls, further)
+    state, (standing, answers), life, persists = program.reserve_many(before, now, calls, further)
     assert list(answers) == expected
     assert persists is any(granted[0] for granted in expected)
     if persists:
@@ -92,13 +90,13 @@ def test_slots_given_back_together_go_one_by_one_from_the_last_to_the_first(
 
 
 @given(QUEUES, FURTHER, st.integers(10**9, 10**15))
-def test_what_is_given_back_at_once_has_never_been(program, further, start):
+def test_slots_given_back_at_once_leave_no_trace(program, further, start):
     before, _ = program.reserve(None, start, (1, None, 5))[:2]
     state, (_, taken), _, _ = program.reserve_many(before, start, (), further)
     after_all, *_ = program.cancel_many(state, start, [Grant(*granted) for granted in taken])
-    asked = [(1, None, 9)] * 3
-    expected = program.reserve_many(before, start, asked, (0, 0, 0))[1][1]
-    assert [granted[1] for granted in program.reserve_many(after_all, start, asked, (0, 0, 0))[1][1]] == [
+    calls = [(1, None, 9)] * 3
+    expected = program.reserve_many(before, start, calls, (0, 0, 0))[1][1]
+    assert [granted[1] for granted in program.reserve_many(after_all, start, calls, (0, 0, 0))[1][1]] == [
         granted[1] for granted in expected
     ]
 
@@ -111,8 +109,8 @@ def test_the_further_slots_lie_within_their_span_and_cost_one(program, noise, mo
     assert all(granted[1] - taken[0][1] <= 400_000 for granted in taken)
 
 
-def test_a_spent_quota_ends_the_further_slots_and_refuses_nobody_else_in_their_name():
-    """Of nine in ten seconds all are taken, and the tenth is told when the first comes back."""
+def test_a_spent_quota_ends_the_further_slots_and_refuses_no_later_call_because_of_them():
+    """All of nine in ten seconds are taken, and the tenth waits until the first comes back."""
     program = queue("100/s", gates=(Quota("9/rolling:10s"),))
     state, (_, taken), _, _ = program.reserve_many(None, 10**12, (), (20, SECOND, 3))
     assert len(taken) == 9

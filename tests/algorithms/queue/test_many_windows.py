@@ -1,4 +1,4 @@
-"""However many windows, periods or ticks those fill who wait: when they are gone, none of it is forgotten."""
+"""However many windows, periods or ticks waiting calls fill: when they are cancelled, none is forgotten."""
 
 import random
 from collections import Counter
@@ -65,7 +65,7 @@ def delays(shaper, count):
 
 
 def check_no_window_holds_more(gate, instants):
-    """Brute force over those who live; a rolling window that weighs its oldest tick may hold one more."""
+    """Brute force over calls that stay; a rolling window that weighs its oldest tick may hold one more."""
     ordered = sorted(instants)
     if "tick" in gate:
         spare = 0 if "conservative" in gate or gate == "one tick" else 1
@@ -93,7 +93,7 @@ def test_when_all_are_gone_the_key_is_as_it_was_without_them(gate, where, living
 @EACH
 @ON
 @pytest.mark.parametrize("seed", range(4))
-def test_calls_of_any_cost_that_are_gone_leave_those_who_wait_as_they_were(gate, where, seed):
+def test_cancelled_calls_of_any_cost_leave_the_waiting_ones_as_they_were(gate, where, seed):
     dice = random.Random(f"{gate} {seed}")
     (crowd, _), (replay, _) = shaper_of(where, gate, "1000/s"), shaper_of("memory", gate, "1000/s")
     costs = [dice.randint(1, LIMIT) for _ in range(60)]
@@ -110,7 +110,7 @@ def test_calls_of_any_cost_that_are_gone_leave_those_who_wait_as_they_were(gate,
 
 
 @pytest.mark.parametrize("ceiling", [4, 7])
-def test_of_more_windows_than_are_remembered_no_unit_is_forgotten(ceiling, monkeypatch):
+def test_no_unit_of_more_windows_than_are_remembered_is_forgotten(ceiling, monkeypatch):
     monkeypatch.setattr(fixed_window, "_MAX_WINDOWS", ceiling)
     limit, state, costs = FixedWindow(9, 1), None, [1, 3, 2, 9, 4, 6, 5, 8, 7, 1, 9]
     for due_s, cost in enumerate(costs):
@@ -163,8 +163,8 @@ def test_beyond_all_that_is_remembered_nothing_is_minted(gate, ceiling, monkeypa
 
 
 @pytest.mark.parametrize("gate", CROWDED)
-def test_beyond_all_that_is_remembered_redis_says_what_memory_says(gate):
-    told = []
+def test_beyond_all_that_is_remembered_redis_answers_as_memory_does(gate):
+    answers = []
     for where in ("memory", "Redis"):
         crowd, clock = shaper_of(where, gate)
         slots = [crowd.reserve() for _ in range(CROWDED[gate][1] + 30)]
@@ -172,15 +172,15 @@ def test_beyond_all_that_is_remembered_redis_says_what_memory_says(gate):
         assert all(slot.cancel() for slot in order)
         after = delays(crowd, 120)
         clock.advance(7.5)
-        told.append((after, delays(crowd, 5)))
-    assert told[0] == told[1]
+        answers.append((after, delays(crowd, 5)))
+    assert answers[0] == answers[1]
 
 
 def older_ticks(number):
     return (10**6, 1, 0, *(part for tick in range(number, 0, -1) for part in (tick, 1)))
 
 
-def test_the_most_older_ticks_are_no_too_many():
+def test_as_many_older_ticks_as_are_allowed_are_believed():
     SlidingWindow(1, 1, buckets=1).inspect(older_ticks(sliding_window._MAX_AHEAD))
 
 

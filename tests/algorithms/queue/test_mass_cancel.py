@@ -40,7 +40,7 @@ def delays(shaper, count=120):
 
 @EACH
 @pytest.mark.parametrize("living", [0, 3])
-def test_when_all_are_gone_a_newcomer_waits_as_long_as_the_limits_ask(setup, living):
+def test_when_all_are_cancelled_a_newcomer_waits_as_long_as_the_limits_require(setup, living):
     crowd, replay = made(setup), made(setup)
     for shaper in (crowd, replay):
         for _ in range(living):
@@ -63,7 +63,7 @@ def test_when_half_are_gone_newcomers_have_their_places(setup):
 
 
 @pytest.mark.parametrize("name", sorted(ALWAYS | ALIGNED))
-def test_of_calls_of_any_cost_nothing_is_left_either(name):
+def test_cancelled_calls_of_any_cost_leave_nothing_either(name):
     args, options, _ = (ALWAYS | ALIGNED)[name]
     crowd, replay = (Shaper(*args, **options, clock=ManualClock(START_S), max_wait=LONG) for _ in range(2))
     dice = random.Random(name)
@@ -76,7 +76,7 @@ def test_of_calls_of_any_cost_nothing_is_left_either(name):
 
 
 @pytest.mark.parametrize("setup", ["a rate", "100 a minute", "a quota", "a gate"])
-def test_on_every_store(setup, tmp_path):
+def test_every_store_answers_the_same_after_many_cancellations(setup, tmp_path):
     answers = []
     for where in ("memory", "SQLite", "Redis"):
         clock = ManualClock(START_S)
@@ -90,8 +90,8 @@ def test_on_every_store(setup, tmp_path):
         order = random.Random(1).sample(slots, 200)
         assert all(slot.cancel() for slot in order[:100])
         half = delays(crowd, 110)
-        told = [slot.cancel() for slot in order[100:]]
-        assert all(told)
+        cancelled = [slot.cancel() for slot in order[100:]]
+        assert all(cancelled)
         answers.append((half, delays(crowd, 20)))
         if store is not None:
             store.close()

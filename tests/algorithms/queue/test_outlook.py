@@ -70,7 +70,7 @@ def queue_of(name):
 
 
 def both(queue, line, now, calls, cost, skew):
-    """The first and the latest wait: as foretold, and of calls made one by one."""
+    """The first and the latest wait: as forecast, and of calls made one by one."""
     seen = queue.outlook(line, now, calls, cost, skew)
     waits = []
     for _ in range(calls):
@@ -104,7 +104,7 @@ steps = st.tuples(
 @example(
     "days", SECOND, [*(("reserve", units, 0, 0, 0) for units in (1, 3, 1)), ("cancel", 1, 1, 0, 0)], 1, 10, 1
 )
-def test_multiplied_is_the_same_as_played(name, now, story, cost, calls, short):
+def test_a_forecast_by_repetition_is_the_same_as_one_call_by_call(name, now, story, cost, calls, short):
     """However soon a repetition is looked for, and whatever the date does."""
     queue = queue_of(name)
     line, grants, skew = None, [], 10**15

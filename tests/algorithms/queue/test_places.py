@@ -1,4 +1,4 @@
-"""Cancelling: a place in the middle is for the next newcomer, and nobody frees what is not theirs."""
+"""Cancelling: a place in the middle is for the next newcomer, and no call frees the place of another."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from shapekit.algorithms.queue import slots as slots_of_a_line
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.rows import paged
 
-from .follower import heard
+from .follower import confirmed
 
 MINUTE = 60
 
@@ -36,13 +36,13 @@ def test_a_tail_that_is_given_back_is_the_next_slot_again(shaper):
     assert delays(take(shaper, 2)) == [0.2, 0.3]
 
 
-def test_a_place_in_the_middle_goes_to_the_next_newcomer_and_nobody_moves(shaper):
+def test_a_place_in_the_middle_goes_to_the_next_newcomer_and_no_call_moves(shaper):
     slots = take(shaper, 4)
     assert slots[1].cancel()
     newcomers = take(shaper, 2)
     assert delays(newcomers) == [0.1, 0.4]
     for slot, due in zip([slots[2], slots[3]], [0.2, 0.3], strict=True):
-        assert heard(shaper, slot) == (due * 1e6, False)
+        assert confirmed(shaper, slot) == (due * 1e6, False)
 
 
 def test_several_places_are_filled_from_the_front_whatever_the_order_of_leaving(shaper):
@@ -63,14 +63,14 @@ def test_a_place_is_taken_only_by_a_cost_that_it_can_bear(rate, gates, clock):
     assert shaper.reserve(cost=2).delay == 0.1
 
 
-def test_a_newcomer_who_does_not_wait_that_long_leaves_the_place_for_the_next(shaper):
+def test_a_newcomer_that_may_not_wait_that_long_leaves_the_place_for_the_next(shaper):
     slots = take(shaper, 4)
     assert slots[2].cancel()
     assert not shaper.reserve(max_wait=0.15)
     assert shaper.reserve(max_wait=0.2).delay == 0.2
 
 
-def test_a_place_that_nobody_came_for_gives_nothing(shaper, clock):
+def test_a_free_place_that_no_call_took_is_lost(shaper, clock):
     slots = take(shaper, 4)
     assert slots[1].cancel()
     clock.advance(0.15)
@@ -117,7 +117,7 @@ def test_a_cancel_after_another_has_taken_the_place_does_nothing(shaper):
     assert shaper.reserve().delay == 0.1
 
 
-def test_a_second_cancel_after_the_tail_was_given_back_twice_does_not_take_the_place_of_somebody_new(shaper):
+def test_a_second_cancel_after_the_tail_was_given_back_twice_does_not_take_the_place_of_a_newcomer(shaper):
     slots = take(shaper, 3)
     assert slots[2].cancel()
     assert slots[1].cancel()
@@ -128,7 +128,7 @@ def test_a_second_cancel_after_the_tail_was_given_back_twice_does_not_take_the_p
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1), (2, 1, 3), (3, 1, 2), (1, 3, 2)])
-def test_whoever_was_given_a_retracted_place_keeps_it(shaper, order):
+def test_a_newcomer_in_a_retracted_place_keeps_it(shaper, order):
     slots = take(shaper, 4)
     for index in order:
         assert slots[index].cancel()
@@ -216,7 +216,7 @@ def test_places_that_touch_are_one_row(windowed):
     assert [row[1] for page in rows for row in page] == [398]
 
 
-def test_a_settled_call_that_is_cancelled_frees_nobody_elses_place(shaper):
+def test_a_settled_call_that_is_cancelled_frees_no_other_place(shaper):
     shaper.reserve()
     large = shaper.reserve(cost=5)
     shaper.settle(large, 1)
@@ -228,7 +228,7 @@ def test_a_settled_call_that_is_cancelled_frees_nobody_elses_place(shaper):
     assert min(b - a for a, b in zip(sorted(due), sorted(due)[1:], strict=False)) == 100_000
 
 
-def test_what_a_call_cost_more_is_charged_also_when_its_key_was_idle_meanwhile(clock):
+def test_extra_cost_is_charged_also_when_the_key_was_idle_meanwhile(clock):
     for neighbours in (0, 50):
         shaper = Shaper("10/s", clock=clock)
         slot = shaper.reserve()
@@ -239,8 +239,8 @@ def test_what_a_call_cost_more_is_charged_also_when_its_key_was_idle_meanwhile(c
         assert shaper.reserve().delay == 10.0
 
 
-def test_what_is_charged_after_a_reset_brings_back_nobody_of_the_queue_before(shaper):
-    """Whoever waited then has a promise, and no place that could be given back."""
+def test_a_charge_after_a_reset_brings_back_no_place_of_the_queue_before(shaper):
+    """A call that waited then has a slot, and no place that could be given back."""
     slots = take(shaper, 100)
     shaper.reset()
     assert shaper.settle(slots[0], 50)

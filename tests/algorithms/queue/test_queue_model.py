@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shapekit import ManualClock, Rate, Shaper
 from shapekit.testing import check_pace
 
-from .follower import heard, undone
+from .follower import confirmed, undone
 from .histories import check_spacing
 from .model import Model
 
@@ -20,7 +20,7 @@ costs = st.one_of(st.just(1), st.integers(1, 8))
 
 
 class ShaperAgainstModel(RuleBasedStateMachine):
-    """Every answer must be the model's: accepted, delay, what a waiter hears, what a cancel gives back."""
+    """Every answer must be the model's: accepted, delay, the answer to a confirmation and to a cancel."""
 
     @initialize(rate=st.sampled_from(RATES), burst=st.sampled_from([1, 1, 2, 5]))
     def begin(self, rate, burst):
@@ -49,9 +49,9 @@ class ShaperAgainstModel(RuleBasedStateMachine):
     def reserve_within(self, cost, bound):
         self.ask(cost, bound and self.steps(bound))
 
-    @rule(asked=st.lists(costs, min_size=1, max_size=4))
-    def reserve(self, asked):
-        for cost in asked:
+    @rule(costs_of_calls=st.lists(costs, min_size=1, max_size=4))
+    def reserve(self, costs_of_calls):
+        for cost in costs_of_calls:
             self.ask(cost, None)
 
     def ask(self, cost, max_wait):
@@ -67,14 +67,14 @@ class ShaperAgainstModel(RuleBasedStateMachine):
 
     @rule(cost=costs)
     def ask_and_go_away(self, cost):
-        """Somebody who does not stay for the answer."""
+        """A caller that does not stay for the answer."""
         slot, (call, wait) = self.shaper.reserve(cost=cost), self.model.reserve(cost, None)
         assert slot.grant.wait_us == wait
         self.gone.append((slot, call))
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
-    def what_nobody_stayed_for_is_given_back(self, data):
+    def slots_of_absent_callers_are_given_back(self, data):
         """Soon or late, and in any order."""
         slot, call = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
         assert undone(self.shaper, slot) == self.model.undo(call)
@@ -82,14 +82,14 @@ class ShaperAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule(data=st.data())
     def cancel(self, data):
-        """Anybody: who waits, who has left, who has cancelled before, who was there before a reset."""
+        """Any call: a waiting one, one that has left or was cancelled before, one from before a reset."""
         slot, call = data.draw(st.sampled_from(self.pairs))
         if call.settled is None:
             assert slot.cancel() == self.model.cancel(call)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data())
-    def cancel_somebody_who_waits(self, data):
+    def cancel_a_waiting_call(self, data):
         slot, call = data.draw(st.sampled_from(self.waiting()))
         assert slot.cancel() == self.model.cancel(call)
 
@@ -102,14 +102,14 @@ class ShaperAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.unsettled())
     @rule(data=st.data(), actual=st.integers(0, 8))
     def settle(self, data, actual):
-        """Once, and only who has left: others have no truth to settle yet."""
+        """Once, and only a call that has left: others have no truth to settle yet."""
         slot, call = data.draw(st.sampled_from(self.unsettled()))
         settled = self.shaper.settle(slot, actual)
         assert settled == self.model.settle(call, actual)
 
     @rule(quarters=st.integers(1, 80))
     def hold(self, quarters):
-        # Who leaves and who is held back in one and the same microsecond, nobody can tell.
+        # Which calls leave and which are held in one and the same microsecond is undefined.
         self.tick(1)
         length = self.steps(quarters)
         assert self.shaper.hold(length / SECOND) == self.model.hold(length) / SECOND
@@ -142,10 +142,10 @@ class ShaperAgainstModel(RuleBasedStateMachine):
         assert seen == (waits[0] / SECOND, max(waits) / SECOND)
 
     @invariant()
-    def waiters_hear_of_their_departure(self):
+    def confirmations_agree(self):
         for slot, call in getattr(self, "pairs", ()):
             if call.life == self.model.life:
-                wait, held = heard(self.shaper, slot)
+                wait, held = confirmed(self.shaper, slot)
                 assert held == (self.model.until > self.model.now)
                 if self.model.has_place(call) and call.settled != 0:
                     assert wait == self.model.wait(call)

@@ -180,12 +180,12 @@ def test_months_of_a_zone_with_daylight_saving():
 
 @given(st.lists(st.integers(0, 26 * 60), min_size=2, max_size=8), st.sampled_from(ZONES))
 @example([0, 30], "America/St_Johns")
-def test_an_answer_does_not_depend_on_what_was_asked_before(minutes, tz):
+def test_an_answer_does_not_depend_on_earlier_questions(minutes, tz):
     change = instant_us("2010-11-07T02:30")
-    asked = periods(tz=tz)
+    used = periods(tz=tz)
     for minute in minutes:
         at_us = change + minute * 60 * SECOND_US
-        assert asked.bounds(at_us) == periods(tz=tz).bounds(at_us)
+        assert used.bounds(at_us) == periods(tz=tz).bounds(at_us)
 
 
 DAY = Quota("3/day").counter
@@ -206,7 +206,7 @@ def test_a_day_is_forgotten_when_two_have_passed_since_it_was_opened():
     assert book[0] == (*days[:4], 2, 2 * DAY_US)
 
 
-def test_where_nothing_is_said_of_the_zone_a_day_begins_at_midnight():
+def test_without_a_zone_a_day_begins_at_midnight():
     assert DAY.forecast(counted(0, 1, 2), DAY_US, 1).admits_at_us == DAY_US
     assert DAY.forecast(counted(0, 1, 2), DAY_US - 1, 1).admits_at_us == DAY_US
 

@@ -91,7 +91,7 @@ def test_every_offset_opens_the_next_period_at_its_midnight(start, offset, per):
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.per}-{value.tz}",
 )
-def test_boundaries(quota, now, end):
+def test_periods_end_at_their_exact_boundaries(quota, now, end):
     assert check_two_periods(quota, seconds(now)) == seconds(end)
 
 
@@ -110,7 +110,7 @@ def test_a_minute_that_st_johns_shows_twice_belongs_to_the_day_that_has_begun():
 
 
 @pytest.mark.parametrize("now", ["2024-01-30T12:00:00", "2024-01-31T12:00:00"])
-def test_what_the_last_day_of_a_month_has_used_belongs_to_that_month(now):
+def test_calls_of_the_last_day_of_a_month_belong_to_that_month(now):
     day, month = (Quota(f"9/{per}") for per in ("day", "month"))
     now, last, first_of_next = (
         int(seconds(at)) * SECOND_US for at in (now, "2024-01-31T23:00:00", "2024-02-01T00:00:00")
@@ -170,16 +170,16 @@ def test_an_unknown_cadence_is_an_error(refused, per):
 @pytest.mark.parametrize(
     ("text", "limit"), [("2M/day", 2_000_000), ("90k/month", 90_000), ("1.5k/week", 1_500), ("0.5K/day", 500)]
 )
-def test_a_budget_may_be_told_in_thousands_and_millions(text, limit):
+def test_a_budget_may_be_given_in_thousands_and_millions(text, limit):
     assert Quota(text).limit == limit
 
 
 @pytest.mark.parametrize("text", ["2m/day", "1.2345k/day", "2.5/day", "2 M/day", "M/day", "1MM/day"])
-def test_a_budget_is_whole(refused, text):
+def test_a_budget_that_is_not_whole_is_refused(refused, text):
     refused(lambda: Quota(text), "limit")
 
 
-def test_an_unknown_cadence_is_told_the_known_ones(refused):
+def test_the_error_for_an_unknown_cadence_names_the_known_ones(refused):
     fix = refused(lambda: Quota("10/fortnight"), "per").fix
     assert all(cadence in fix for cadence in ("month", "week", "day", "fixed:", "rolling:"))
 
@@ -192,7 +192,7 @@ def test_notations_are_the_same_value():
 
 
 class TestSetDate:
-    """Somebody sets the system's date; the timeline of rates goes on undisturbed."""
+    """The system's date is set; the timeline of rates goes on undisturbed."""
 
     MONTH = 31 * DAY_S
 
@@ -222,7 +222,7 @@ class TestSetDate:
             clock.step_wall(-self.MONTH)
             assert admitted(gate) == 0
 
-    def test_a_month_ahead_and_back_locks_nobody_out(self):
+    def test_a_month_ahead_and_back_locks_no_call_out(self):
         clock, gate = self.gate()
         assert admitted(gate, 5) == 5
         clock.step_wall(self.MONTH)
@@ -293,6 +293,6 @@ def test_a_share_is_of_what_may_be_spent_and_never_of_the_period(quota, refused)
     assert quota.scaled(0.1).limit == 1
 
 
-def test_so_is_that_of_what_counts_for_it():
+def test_a_share_of_the_counter_of_a_quota_is_of_what_may_be_spent():
     assert Quota("10/day").counter.scaled(0.59).limit == 5
     assert Quota("10/day", spread=True).counter.scaled(0.59).limit == 5

@@ -71,10 +71,10 @@ def test_a_day_lasts_until_the_clocks_first_show_the_next(tz, at):
 
 @given(st.sampled_from(ZONES + AT_MIDNIGHT), st.one_of(instants, around_changes), st.integers(0, DAY_US))
 @example("America/St_Johns", moment_us(2010, 11, 7, 2, 30), 2 * MINUTE_US)
-def test_what_a_quota_was_asked_before_does_not_matter(tz, at, later_us):
-    asked_before, fresh = Quota(1, "day", tz=tz), Quota(1, "day", tz=tz)
-    asked_before.peek(None, at)
-    assert asked_before.check(None, at + later_us, 1) == fresh.check(None, at + later_us, 1)
+def test_earlier_questions_to_a_quota_do_not_matter(tz, at, later_us):
+    used, fresh = Quota(1, "day", tz=tz), Quota(1, "day", tz=tz)
+    used.peek(None, at)
+    assert used.check(None, at + later_us, 1) == fresh.check(None, at + later_us, 1)
 
 
 @given(
@@ -130,8 +130,8 @@ set_dates = st.lists(
 def test_a_date_that_is_set_to_and_fro_grants_each_day_its_limit_once(limit, dates, spread):
     """The timeline of rates runs on; only the wall clock is set, by whole days.
 
-    A day that was left is remembered at least for a day: who comes back to it later finds it new, or
-    else a date set back by years would lock everybody out for years.
+    A day that was left is remembered at least for a day: when the date comes back to it later, it is new,
+    or a date set back by years would lock all calls out for years.
     """
     clock = ManualClock(30 * DAY_US / SECOND_US)
     with closing(Gate(Quota(limit, "day", spread=spread), clock=clock)) as gate:
@@ -167,7 +167,7 @@ def test_after_a_date_was_set_retry_after_still_holds(limit, dates, cost, spread
 
 @given(st.integers(1, 6), set_dates, st.booleans())
 @example(6, [(0, 2, 6), (0, -2, 0)], False)
-def test_a_date_that_is_set_locks_nobody_out(limit, dates, spread):
+def test_a_date_that_is_set_locks_no_call_out(limit, dates, spread):
     """Whatever the date was before: after two days on the timeline of rates, a call is admitted."""
     clock = ManualClock(30 * DAY_US / SECOND_US)
     with closing(Gate(Quota(limit, "day", spread=spread), clock=clock)) as gate:
@@ -187,18 +187,18 @@ def test_a_period_that_is_forgotten_goes_also_where_the_date_has_gone_back():
     counter = Quota("5/day").counter
     state = counter.check(None, 0, 1).state
     state = counter.check(state, DAY_US * 19 // 10, 1).state
-    told = counter.check(state, DAY_US * 5 // 2, 1, -DAY_US)
-    assert told.state == (DAY_US, 2, DAY_US)
-    assert told.ttl_us == DAY_US // 2
+    outcome = counter.check(state, DAY_US * 5 // 2, 1, -DAY_US)
+    assert outcome.state == (DAY_US, 2, DAY_US)
+    assert outcome.ttl_us == DAY_US // 2
 
 
 def test_a_state_lives_as_long_as_any_of_its_periods():
     """The date went forward by four weeks: of two months opened soon after each other, the longer."""
     counter = Quota("5/month").counter
     state = counter.check(None, 400 * DAY_US, 1, -390 * DAY_US).state
-    told = counter.check(state, 401 * DAY_US, 1, -363 * DAY_US)
-    assert told.state == (0, 1, 390 * DAY_US, 31 * DAY_US, 1, 394 * DAY_US)
-    assert told.ttl_us == (390 + 2 * 31 - 401) * DAY_US
+    outcome = counter.check(state, 401 * DAY_US, 1, -363 * DAY_US)
+    assert outcome.state == (0, 1, 390 * DAY_US, 31 * DAY_US, 1, 394 * DAY_US)
+    assert outcome.ttl_us == (390 + 2 * 31 - 401) * DAY_US
 
 
 def test_as_many_periods_as_are_ever_kept_are_believed_and_one_more_is_not():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shapekit import ManualClock, Policy, Quota
 
 from ..limits import DAY_US, SECOND_US, spread_calendar_quotas, spread_quotas
-from ..stories import Event, Story, costs, slot, starts, stories, told
+from ..stories import Event, Story, costs, slot, starts, stories, without_receipt
 
 spreads = st.one_of(spread_quotas(), spread_calendar_quotas)
 
@@ -20,7 +20,7 @@ def end_of_period(quota, at, skew=0):
 
 
 def assert_on_the_line(charges, quota, skew):
-    """From each charge on, whoever came later has waited for its part of what was left."""
+    """From each charge on, every later call has waited for its part of what was left."""
     used = {}
     seen = []
     for at, cost in charges:
@@ -36,7 +36,7 @@ def assert_on_the_line(charges, quota, skew):
 
 @given(stories(spreads, ("check",), most_events=30))
 @example(Story(Quota(12, "fixed:15us", spread=True), 0, tuple(Event("check", 1, 1) for _ in range(15))))
-def test_nobody_is_more_than_one_call_ahead_of_the_straight_line(story):
+def test_no_call_is_more_than_one_ahead_of_the_straight_line(story):
     quota, skew = story.limit, story.skew
     state, now, charges = None, story.start, []
     for _, step_us, cost in story.events:
@@ -50,7 +50,7 @@ def test_nobody_is_more_than_one_call_ahead_of_the_straight_line(story):
 
 @given(stories(spreads, ("check", "refund"), back=False))
 def test_with_enough_demand_what_is_left_lasts_until_the_end_and_no_longer(story):
-    quota, state, now, _, skew, _ = moment = story.told()
+    quota, state, now, _, skew, _ = moment = story.played()
     end = end_of_period(quota, now, skew)
     left = quota.limit - moment.peek().current
     first = max(now, moment.earliest(cost=1))
@@ -72,7 +72,7 @@ def test_with_enough_demand_what_is_left_lasts_until_the_end_and_no_longer(story
 @given(stories(spreads, ("check",), back=False, most_events=20), st.data())
 def test_units_that_come_back_spread_as_if_they_had_never_been_charged(story, data):
     """Exactly, where others came after them; the newest call may be given back itself."""
-    quota, state, now, _, skew, charges = story.told()
+    quota, state, now, _, skew, charges = story.played()
     assume(charges)
     which = data.draw(st.integers(0, len(charges) - 1))
     back = charges[which]
@@ -85,12 +85,12 @@ def test_units_that_come_back_spread_as_if_they_had_never_been_charged(story, da
     for at in (now, now + (end - now) // 3, end):
         for cost in range(1, quota.limit + 1):
             mine, never = quota.check(state, at, cost, skew), quota.check(without, at, cost, skew)
-            assert told(mine.decision) == told(never.decision)
+            assert without_receipt(mine.decision) == without_receipt(never.decision)
 
 
 @given(st.integers(2, 2_000), st.integers(1, 2_000), st.integers(0, 1_999))
-def test_who_gives_up_behind_a_call_that_cost_less_leaves_the_pace_of_that(limit, estimate, actual):
-    """The receipt of the one behind tells of the estimate, which does not come back with it."""
+def test_a_call_cancelled_behind_one_that_cost_less_leaves_the_pace_of_that_one(limit, estimate, actual):
+    """The receipt of the one behind contains the estimate, which does not come back with it."""
     quota = Quota(limit, "fixed:10s", spread=True)
     estimate = min(estimate, limit - 1)
     actual = min(actual, estimate)
@@ -124,7 +124,7 @@ def plain(quota):
 
 @given(stories(spreads, ("check",), back=False), st.integers(1, 12))
 def test_a_changed_limit_spreads_what_it_leaves_from_the_last_call_on(story, limit):
-    old, state, now, _, skew, charges = story.told()
+    old, state, now, _, skew, charges = story.played()
     where = {field: getattr(old, field) for field in old.fields[2:]}
     new = Quota(limit, old.per, **where)
     end = end_of_period(old, now, skew)
@@ -140,7 +140,7 @@ def test_a_changed_limit_spreads_what_it_leaves_from_the_last_call_on(story, lim
 
 @given(stories(spreads, ("check", "slot"), back=False), spreads)
 def test_another_cadence_counts_what_a_plain_quota_would_and_is_paced(story, new):
-    old, state, now, _, skew, _ = story.told()
+    old, state, now, _, skew, _ = story.played()
     assume(state and old.counter.periods != new.counter.periods)
     counted = plain(new).adopt(state[0], plain(old), now, skew)
     kept = new.adopt(state, old, now, skew)
@@ -153,7 +153,7 @@ def test_another_cadence_counts_what_a_plain_quota_would_and_is_paced(story, new
 
 @given(stories(spreads, ("check",), back=False))
 def test_spreading_may_be_switched_off_and_on(story):
-    quota, state, now, _, skew, _ = story.told()
+    quota, state, now, _, skew, _ = story.played()
     assume(state)
     off = plain(quota).adopt(state, quota, now, skew)
     assert plain(quota).peek(off, now, skew).current == quota.peek(state, now, skew).current
@@ -189,7 +189,7 @@ def test_a_pace_is_forgotten_with_its_period():
         assert set(paces[::3]) <= set(book[::3])
 
 
-def test_where_waiting_calls_are_let_go_what_they_cost_stays_used_and_the_pace_begins_anew():
+def test_where_waiting_calls_are_let_go_their_cost_stays_used_and_the_pace_begins_anew():
     quota = Quota("10/fixed:1000s", spread=True)
     state = quota.check(None, 5_000_000_000, 4).state
     used = quota.check(quota.brought(state, 5_000_000_000), 5_500_000_000, 1)
@@ -254,7 +254,7 @@ def test_a_budget_of_any_size_is_divided_exactly(limit, cost, span_us, now):
     assert quota.earliest(state, now, 1) == ready
 
 
-def test_of_a_spent_budget_that_was_not_spread_before_nothing_remains():
+def test_nothing_remains_of_a_spent_budget_that_was_not_spread_before():
     plain, spread = Quota(3, "fixed:10s"), Quota(3, "fixed:10s", spread=True)
     book = plain.check(None, SECOND_US, 3).state
     adopted = spread.adopt(book, plain, 2 * SECOND_US)
