@@ -1,4 +1,4 @@
-"""Stores on which something is set, and another's hand that sets it."""
+"""Stores on which overrides are set, and the function that sets them."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A store that can only be awaited, as it is or behind another store: what is set is read and written."""
+"""A store that can only be awaited, as it is or behind another store: overrides are read and written."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def store(request, others):
         await store.aclose()
 
 
-async def test_a_call_that_costs_more_than_the_limit_is_told_so(store):
+async def test_a_call_that_costs_more_than_the_limit_raises(store):
     gate = Gate(GCRA("10/s"), name="gate", store=store)
     shaper = Shaper("10/s", gates=[GCRA("5/s")], name="shaper", store=store)
     policy = Policy("10/s", gates=[GCRA("5/s")], name="policy", store=store)
@@ -73,7 +73,7 @@ async def test_a_limit_that_another_process_has_raised_admits_it(store, others):
     assert await gate.acheck(cost=100)
 
 
-async def test_what_is_set_holds_here_and_elsewhere_until_it_is_removed(store, others):
+async def test_an_override_holds_here_and_elsewhere_until_it_is_removed(store, others):
     mine, theirs = (Policy("10/s", name="api", store=one) for one in (store, others))
     await mine.aconfigure("1/s")
     assert [one.rate for one in await mine.aconfigured()] == ["1/s"]
@@ -86,14 +86,14 @@ async def test_what_is_set_holds_here_and_elsewhere_until_it_is_removed(store, o
     assert not await mine.aunconfigure()
 
 
-async def test_of_all_who_set_something_at_once_each_is_heard(store):
+async def test_every_override_set_at_the_same_time_is_kept(store):
     policy = Policy("10/s", name="api", store=store)
     await asyncio.gather(*(policy.aconfigure("2/s", key=key) for key in "abcdefgh"))
     assert {one.key for one in await policy.aconfigured()} == set("abcdefgh")
 
 
 @pytest.mark.parametrize("mode", ["raise", "open", "closed"])
-async def test_of_a_store_that_is_gone_the_limit_in_the_code_is_known(mode):
+async def test_while_the_store_is_gone_the_limit_in_the_code_holds(mode):
     async with AsyncRedis(port=free_port(), retry=Retry(NoBackoff(), 0)) as client:
         store = ResilientStore(RedisStore(aclient=client), on_outage=mode)
         with pytest.raises(CostExceedsLimitError):

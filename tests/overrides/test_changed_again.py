@@ -1,4 +1,4 @@
-"""Limits that are changed again before the last change has come to all who wait."""
+"""Limits that are changed again before the last change has reached all waiting calls."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from .conftest import put
 
 
 @pytest.mark.parametrize("again", [[Override(rate="100/s")], [Override(rate="3/s")], []])
-def test_what_has_not_moved_yet_comes_no_closer_together(store, again):
+def test_calls_that_have_not_moved_yet_come_no_closer_together(store, again):
     """Where a hold keeps the queue's time from reaching the instant from which calls move."""
     shaper = Shaper("50/s", name="api", store=store)
     shaper.hold("1s")

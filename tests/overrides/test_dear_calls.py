@@ -36,9 +36,9 @@ def test_a_call_dearer_than_the_limit_that_is_set_is_an_error_and_takes_nothing(
     shaper = Shaper("10/s; 100/min", name="api", store=store)
     put(store, "api", Override(rate="10/s; 20/min"))
     for ask in (shaper.reserve, lambda **how: shaper.reserve(max_wait="1h", **how), shaper.schedule):
-        with pytest.raises(CostExceedsLimitError) as told:
+        with pytest.raises(CostExceedsLimitError) as caught:
             ask(cost=50)
-        assert (told.value.cost, told.value.limit, told.value.policy) == (50, 20, "api")
+        assert (caught.value.cost, caught.value.limit, caught.value.policy) == (50, 20, "api")
     assert shaper.reserve(cost=20, max_wait=0)
 
 
@@ -54,7 +54,7 @@ async def awaited(shaper, store, cost):
     return reservation
 
 
-ASKS = {
+CALLS = {
     "reserve": lambda store, shaper, gate: shaper.reserve(cost=50),
     "areserve": lambda store, shaper, gate: asyncio.run(awaited(shaper, store, 50)),
     "check": lambda store, shaper, gate: gate.check(cost=50),
@@ -63,8 +63,8 @@ ASKS = {
 
 
 @pytest.mark.parametrize("until", [None, 1_000_000_010.0], ids=["removed", "over"])
-@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
-def test_it_is_admitted_once_that_limit_has_ended(store, tmp_path, ask, until):
+@pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
+def test_a_dear_call_is_admitted_once_the_lower_limit_has_ended(store, tmp_path, ask, until):
     other = of_another_process(store, tmp_path / "limits.db")
     shaper = Shaper("10/s; 100/min", name="api", store=store)
     gate = Gate(FixedWindow("100/min"), name="gate", store=store)
@@ -83,7 +83,7 @@ def test_it_is_admitted_once_that_limit_has_ended(store, tmp_path, ask, until):
         other.close()
 
 
-def test_nor_is_it_foreseen(store):
+def test_the_forecast_of_a_dear_call_is_an_error_too(store):
     shaper = Shaper("10/s; 100/min", name="api", store=store)
     put(store, "api", Override(rate="10/s; 20/min"))
     with pytest.raises(CostExceedsLimitError):
@@ -91,31 +91,31 @@ def test_nor_is_it_foreseen(store):
 
 
 async def tasks_together(shaper, store, *costs):
-    """What each of the calls is answered: the first ones hear of the change with their answer."""
-    told = []
+    """The answer to each of the calls: the first ones learn of the change with their answer."""
+    answers = []
     for _ in range(2):
         calls = [shaper.areserve(cost=cost) for cost in costs]
-        told += await asyncio.gather(*calls, return_exceptions=True)
+        answers += await asyncio.gather(*calls, return_exceptions=True)
     await shaper.aclose()
     await store.aclose()
-    return told
+    return answers
 
 
-def check_answers(told):
-    for one, dear, other in (told[:3], told[3:]):
+def check_answers(answers):
+    for one, dear, other in (answers[:3], answers[3:]):
         assert one
         assert other
         assert isinstance(dear, CostExceedsLimitError)
 
 
-def test_calls_that_come_together_with_it_get_their_slots(store):
+def test_calls_that_come_together_with_a_dear_one_get_their_slots(store):
     shaper = Shaper("10/s; 100/min", name="api", store=store)
     put(store, "api", Override(rate="10/s; 20/min"))
     check_answers(asyncio.run(tasks_together(shaper, store, 1, 50, 1)))
 
 
 @pytest.mark.parametrize(("limit", "fewer"), FEWER)
-def test_a_gate_admits_none_of_it(store, limit, fewer):
+def test_a_gate_admits_no_call_dearer_than_the_limit_that_is_set(store, limit, fewer):
     gate = Gate(limit, name="gate", store=store)
     put(store, "gate", fewer)
     for ask in (gate.check, gate.forecast):
@@ -125,7 +125,7 @@ def test_a_gate_admits_none_of_it(store, limit, fewer):
     assert gate.check(cost=10)
 
 
-def test_of_many_keys_none_is_charged_if_one_can_never_be_admitted(store):
+def test_none_of_many_keys_is_charged_if_one_can_never_be_admitted(store):
     gate = Gate(FixedWindow("100/min"), name="gate", store=store)
     put(store, "gate", Override("small", rate="10/min"))
     with pytest.raises(CostExceedsLimitError):
@@ -133,16 +133,16 @@ def test_of_many_keys_none_is_charged_if_one_can_never_be_admitted(store):
     assert gate.peek("large").remaining == 100
 
 
-def test_where_nothing_is_enforced_it_is_measured(store):
+def test_where_nothing_is_enforced_a_dear_call_is_measured(store):
     policy = Policy("10/s", quota="100/day", name="api", store=store, enforce=False)
     put(store, "api", Override(quota="10/day"))
-    told = []
-    with policy.listen(told.append), policy.admit(cost=50) as admission:
+    events = []
+    with policy.listen(events.append), policy.admit(cost=50) as admission:
         assert not admission.decision.allowed
-    assert [(one.delay, one.code) for one in told] == [(math.inf, "cost_exceeds_limit")]
+    assert [(one.delay, one.code) for one in events] == [(math.inf, "cost_exceeds_limit")]
 
 
-def test_calls_that_are_fetched_together_with_it_get_their_slots(tmp_path):
+def test_calls_that_are_fetched_together_with_a_dear_one_get_their_slots(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     shaper = Shaper("1000/s; 100/min", name="api", store=store, prefetch="1s")
     put(store, "api", Override(rate="1000/s; 20/min"))
@@ -161,15 +161,15 @@ MORE = [
 RAISED = {"raised": Override(quota="1000/day"), "off": Override(state="off")}
 
 
-async def closing(asked, store):
-    answer = await asked
+async def closing(call, store):
+    answer = await call
     await store.aclose()
     return answer
 
 
 @pytest.fixture
 def other(store, tmp_path):
-    """The same store as another process has it, so that this one hears of nothing that is set."""
+    """The same store as another process has it, so that this process does not notice what is set there."""
     other = of_another_process(store, tmp_path / "limits.db")
     yield other
     if other is not store:
@@ -199,7 +199,7 @@ def test_a_call_dearer_than_the_limit_in_the_code_leaves_by_the_one_that_is_set(
 
 
 @pytest.mark.parametrize(("limit", "more"), MORE)
-def test_so_does_a_gate_admit_it_and_take_it_back(store, other, limit, more):
+def test_a_gate_admits_and_refunds_a_dear_call_by_the_limit_that_is_set(store, other, limit, more):
     gate = Gate(limit, name="gate", store=store)
     put(other, "gate", more)
     assert gate.forecast(cost=500).fits_now
@@ -211,7 +211,7 @@ def test_so_does_a_gate_admit_it_and_take_it_back(store, other, limit, more):
 
 
 @pytest.mark.parametrize("ask", ["acheck", "aforecast", "acheck_many"])
-def test_so_does_a_gate_that_is_awaited(store, other, ask):
+def test_an_awaited_gate_admits_a_dear_call_by_the_limit_that_is_set(store, other, ask):
     gate = Gate(FixedWindow("100/min"), name="gate", store=store)
     put(other, "gate", Override(rate="1000/min"))
     assert asyncio.run(closing(getattr(gate, ask)(["a"] if ask == "acheck_many" else "a", cost=500), store))
@@ -223,9 +223,9 @@ def test_the_error_names_the_limit_that_is_set(store, other):
     put(other, "api", Override(quota="1000/day"))
     put(other, "gate", Override(quota="1000/day"))
     for ask in (policy.shaper.reserve, gate.check, policy.forecast):
-        with pytest.raises(CostExceedsLimitError) as told:
+        with pytest.raises(CostExceedsLimitError) as caught:
             ask(cost=1001)
-        assert (told.value.cost, told.value.limit) == (1001, 1000)
+        assert (caught.value.cost, caught.value.limit) == (1001, 1000)
 
 
 def test_a_limit_of_one_key_allows_no_other_key_more(store, other):
@@ -237,7 +237,7 @@ def test_a_limit_of_one_key_allows_no_other_key_more(store, other):
 
 
 @pytest.mark.parametrize("until", [None, 1_000_000_010.0], ids=["removed", "over"])
-def test_it_is_an_error_again_once_that_limit_has_ended(store, other, until):
+def test_a_dear_call_is_an_error_again_once_the_higher_limit_has_ended(store, other, until):
     shaper = Policy("1000/s", quota="100/day", name="api", store=store).shaper
     gate = Gate(FixedWindow("100/min"), name="gate", store=store)
     put(other, "api", Override(state="off", until=until))
@@ -250,14 +250,14 @@ def test_it_is_an_error_again_once_that_limit_has_ended(store, other, until):
         put(other, "gate")
     for _ in range(2):
         for ask in (shaper.reserve, gate.check):
-            with pytest.raises(CostExceedsLimitError) as told:
+            with pytest.raises(CostExceedsLimitError) as caught:
                 ask(cost=101)
-            assert told.value.limit == 100
+            assert caught.value.limit == 100
     assert gate.check_many(["a", "b"], cost=100)
     assert shaper.reserve(cost=50, max_wait=0)
 
 
-def test_calls_that_come_together_with_one_that_is_an_error_again_get_their_slots(store, other):
+def test_calls_that_come_together_with_a_dear_one_get_their_slots_after_the_limit_has_ended(store, other):
     shaper = Policy("1000/s", quota="100/day", name="api", store=store).shaper
     put(other, "api", Override(state="off"))
     assert shaper.reserve()
@@ -265,21 +265,21 @@ def test_calls_that_come_together_with_one_that_is_an_error_again_get_their_slot
     check_answers(asyncio.run(tasks_together(shaper, store, 1, 500, 1)))
 
 
-def test_one_that_leaves_at_once_asks_the_store_nothing_else(store, monkeypatch):
-    asked, read = Counter(), type(store).read_overrides
+def test_a_call_that_leaves_at_once_reads_no_overrides(store, monkeypatch):
+    reads, read = Counter(), type(store).read_overrides
 
     def counted(self, name):
-        asked[name] += 1
+        reads[name] += 1
         return read(self, name)
 
     policy = Policy(quota="100/day", name="api", store=store)
     policy.configure(quota="1000/day")
     monkeypatch.setattr(type(store), "read_overrides", counted)
     assert policy.shaper.reserve(cost=500, max_wait=0)
-    assert not asked
+    assert not reads
 
 
-def test_a_shaped_function_whose_calls_cost_as_much_is_called(store, other):
+def test_a_shaped_function_with_dear_calls_is_called(store, other):
     put(other, "api", Override(state="off"))
 
     @shaped(quota="100/day", cost=500, name="api", store=store)

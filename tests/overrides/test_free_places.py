@@ -1,4 +1,4 @@
-"""What was charged for slots that were given back, where the limits change before somebody takes them."""
+"""Charges for slots that were given back, where the limits change before another call takes them."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def policy_on(store, rate):
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("passed_s", [0, 1, 3600])
-def test_they_are_no_charge_of_the_quota_any_more(store, change, passed_s):
+def test_free_places_are_not_charged_to_the_quota_any_more(store, change, passed_s):
     old = policy_on(store, "10/s")
     slots = [old.shaper.reserve() for _ in range(21)]
     assert all(slot.cancel() for slot in slots[5:15])
@@ -32,7 +32,7 @@ def test_they_are_no_charge_of_the_quota_any_more(store, change, passed_s):
     assert new.quotas()[0].used == 11 + 3
 
 
-def test_they_pass_when_their_calls_would_have_left(store):
+def test_free_places_pass_when_their_calls_would_have_left(store):
     """Although a lower burst moves their places behind that: they lay in the burst that was in use."""
     policy = Policy("2/s burst 5", gates=(SlidingWindowLog(3, "10s"),), name="api", store=store)
     slots = [policy.shaper.reserve() for _ in range(7)]

@@ -1,4 +1,4 @@
-"""What becomes of those who wait when an operator changes the numbers: the law of the moment of change.
+"""What becomes of waiting calls when an operator changes the numbers: the law of the moment of change.
 
 Up to the pivot, 350 ms ahead, everything leaves as promised. From there on, calls that were n intervals apart
 are n new intervals apart, in the same order, and newcomers come behind them.
@@ -67,10 +67,14 @@ class Line:
         return is_back
 
     def present(self, index):
-        """The grant of one who waits, as it is now."""
+        """The grant of a waiting call, as it is now."""
         given = self.waiting[index][0]
-        _, told, _, _ = self.queue.follow(self.state, self.now)
-        return given if given.generation == told[0] else followed(given, told[-2], self.queue.constraints)
+        _, standing, _, _ = self.queue.follow(self.state, self.now)
+        return (
+            given
+            if given.generation == standing[0]
+            else followed(given, standing[-2], self.queue.constraints)
+        )
 
     def change(self, to):
         before, self.queue = self.queue, to
@@ -116,20 +120,20 @@ STEPS = st.one_of(
 @example(
     "5/s", 1, [("reserve", 1)] * 5 + [("change", "20/s"), ("cancel", 2), ("change", "1/min"), ("reserve", 1)]
 )
-def test_all_go_where_the_law_says(rate, burst, steps):
+def test_all_calls_move_by_the_law(rate, burst, steps):
     line = Line(rate, burst)
-    for step, told in steps:
+    for step, value in steps:
         if step == "reserve":
-            line.reserve(told)
+            line.reserve(value)
         elif step == "pass":
-            line.now += told
+            line.now += value
             line.waiting = [one for one in line.waiting if one[2] > line.now]
         elif step == "cancel" and line.waiting:
-            assert line.cancel(told % len(line.waiting))
+            assert line.cancel(value % len(line.waiting))
         elif step == "change":
             if len(line.changes) == MOST_MOVES:
                 break
-            line.change(changed(told, burst))
+            line.change(changed(value, burst))
         for index, (_, start, due) in enumerate(line.waiting):
             now = line.present(index)
             assert 0 <= Fraction(now.start, line.queue.q) - start <= line.room
@@ -178,7 +182,7 @@ def test_no_window_of_either_rate_is_exceeded(before, after, waited, burst):
 @pytest.mark.parametrize("rates", [*itertools.permutations(["10/s", "2/s", "20/s"], 2)])
 @pytest.mark.parametrize("bursts", [(1, 1), (3, 3), (1, 4), (4, 1), (2, 4)])
 @pytest.mark.parametrize("calls", range(1, 9))
-def test_newcomers_come_behind_all_who_wait(rates, bursts, calls):
+def test_newcomers_come_behind_all_waiting_calls(rates, bursts, calls):
     line = Line(rates[0], bursts[0])
     for _ in range(calls):
         line.reserve()
@@ -190,7 +194,7 @@ def test_newcomers_come_behind_all_who_wait(rates, bursts, calls):
     assert closest(line, START, shortest, max(bursts)) <= 1
 
 
-def test_of_a_burst_as_many_calls_are_left_as_before():
+def test_as_many_calls_of_a_burst_are_left_as_before():
     line = Line("10/s", 3)
     line.reserve()
     line.change(changed("2/s", 3))
@@ -199,7 +203,7 @@ def test_of_a_burst_as_many_calls_are_left_as_before():
 
 
 @pytest.mark.parametrize("early_us", [1, 100_000, 500_000])
-def test_what_is_left_of_a_free_slot_is_no_wider_by_a_higher_burst(early_us):
+def test_the_rest_of_a_free_slot_is_no_wider_after_a_higher_burst(early_us):
     """It lies before a call of three units, which leaves when it ends, whatever leaves in it."""
     line = Line("2/s")
     for cost in (1, 1, 3):
@@ -227,7 +231,7 @@ def test_a_call_of_many_units_gives_back_as_many_after_a_higher_burst():
     assert [line.reserve().due_us - START for _ in range(4)] == [600_000, 1_000_000, 1_500_000, 2_500_000]
 
 
-def test_ten_at_five_a_second_at_twenty():
+def test_ten_calls_at_five_a_second_move_to_twenty_a_second():
     line = Line("5/s")
     for _ in range(10):
         line.reserve()
@@ -256,7 +260,7 @@ def test_a_slot_is_given_back_and_settled_after_any_number_of_changes():
     assert line.reserve().due_us < line.departures()[3]
 
 
-def test_whoever_has_waited_through_too_many_changes_keeps_the_slot():
+def test_a_call_that_has_waited_through_too_many_changes_keeps_its_slot():
     line = Line("1/s")
     first = line.reserve()
     waiting = line.reserve()
@@ -269,7 +273,7 @@ def test_whoever_has_waited_through_too_many_changes_keeps_the_slot():
     assert first.due_us == START
 
 
-def test_nobody_moves_where_only_the_code_differs():
+def test_no_call_moves_where_only_the_code_differs():
     """Two versions of a program side by side would move each other's calls to and fro."""
     line = Line("5/s")
     for _ in range(3):
@@ -289,7 +293,7 @@ def test_nobody_moves_where_only_the_code_differs():
         ((Quota("2000/rolling:30d"),), False),
     ],
 )
-def test_under_further_limits_nobody_comes_closer_together(gates, moved):
+def test_under_further_limits_no_calls_come_closer_together(gates, moved):
     line = Line("1/s", gates=gates)
     for _ in range(5):
         line.reserve()
@@ -301,7 +305,7 @@ def test_under_further_limits_nobody_comes_closer_together(gates, moved):
 
 
 @pytest.mark.parametrize("gates", [(Quota("1000/month"),), (GCRA("2/s"),)])
-def test_under_further_limits_they_do_leave_later(gates):
+def test_under_further_limits_calls_may_move_to_later(gates):
     line = Line("2/s", gates=gates)
     for _ in range(4):
         line.reserve()
@@ -309,8 +313,8 @@ def test_under_further_limits_they_do_leave_later(gates):
     assert [due - START for due in line.departures()] == [0, 650_000, 1_650_000, 2_650_000]
 
 
-def test_while_the_key_is_held_all_of_them_move():
-    """Nobody leaves before the hold ends, so everybody hears in time."""
+def test_while_the_key_is_held_all_calls_move():
+    """No call leaves before the hold ends, so all learn of the change in time."""
     line = Line("5/s")
     for _ in range(4):
         line.reserve()
@@ -347,7 +351,7 @@ def test_a_move_keeps_the_order_and_whole_intervals(
     assert move.instant(pivot) == pivot
 
 
-def test_a_settlement_that_is_said_again_after_a_change_counts_once():
+def test_a_settlement_repeated_after_a_change_counts_once():
     line = Line("5/s")
     for _ in range(3):
         line.reserve()
@@ -359,14 +363,14 @@ def test_a_settlement_that_is_said_again_after_a_change_counts_once():
     assert again[0] == line.state
 
 
-def test_at_an_idle_key_a_change_is_nobodys_business():
+def test_a_change_at_an_idle_key_moves_no_call():
     """Its first call begins anew: no grant of before is followed, and none is gone."""
     before, since = queue("3/s"), changed("2/s")
     state, granted, *_ = before.reserve(None, START, (1, None, 1))
     state, *_ = before.settle(state, START, (Grant(*granted), 2, 1))
     now = START + 2_000_000
     after = since.adopt(state, before, now)
-    _, told, *_ = since.follow(after, now)
-    assert followed(Grant(*granted), told[-2], before.constraints) is None
+    _, standing, *_ = since.follow(after, now)
+    assert followed(Grant(*granted), standing[-2], before.constraints) is None
     assert after[3] == 0
     assert after[0] <= now * since.q

@@ -66,10 +66,10 @@ def test_no_window_of_a_further_limit_holds_more_after_a_change(gate, parts):
         if line is not None:
             queue = overridden(queue)
             state = queue.adopt(state, line, now)
-            _, told, *_ = queue.follow(state, now)
+            _, standing, *_ = queue.follow(state, now)
             departures = [
-                followed(one, told[-2], queue.constraints)
-                if one.due_us > now and one.generation != told[0]
+                followed(one, standing[-2], queue.constraints)
+                if one.due_us > now and one.generation != standing[0]
                 else one
                 for one in departures
             ]
@@ -82,8 +82,8 @@ def test_no_window_of_a_further_limit_holds_more_after_a_change(gate, parts):
                     departures.remove(one)
         for gap_us, cost in calls:
             now += gap_us
-            asked = (min(cost, limit.max_cost), 2**51, 1)
-            state, granted, _, is_taken = line.reserve(state, now, asked)
+            call = (min(cost, limit.max_cost), 2**51, 1)
+            state, granted, _, is_taken = line.reserve(state, now, call)
             assert is_taken
             departures.append(Grant(*granted))
     # Waiting calls that move together into one aligned window are not moved again.
@@ -106,11 +106,11 @@ def test_a_call_that_was_moved_gives_back_all_that_it_took(gate, rates, calls, i
     queue = before
     for to in (overridden(since), before)[: 1 + is_changed_back]:
         state, queue = to.adopt(state, queue, START), to
-    _, told, *_ = queue.follow(state, START)
+    _, standing, *_ = queue.follow(state, START)
     first, *waiting = taken
     chance.shuffle(waiting)
     for one in waiting:
-        state, is_back, *_ = queue.cancel(state, START, followed(one, told[-2], before.constraints))
+        state, is_back, *_ = queue.cancel(state, START, followed(one, standing[-2], before.constraints))
         assert is_back
     counts = [leaf.peek().current for leaf in queue.leaves(state, START, 0) if leaf.limit.kind != "gcra"]
     assert counts == [first.cost]
@@ -143,10 +143,10 @@ def test_while_limits_are_off_no_call_waits_and_all_are_counted(gate, before, du
 
     waiting = [*reserve(before)]
     line, state = off, off.adopt(state, queue, now)
-    _, told, *_ = off.follow(state, now)
+    _, standing, *_ = off.follow(state, now)
     for one in waiting:
-        if one.due_us > now and one.generation != told[0]:
-            assert followed(one, told[-2], queue.constraints).due_us <= now + NOTICE_US + 1
+        if one.due_us > now and one.generation != standing[0]:
+            assert followed(one, standing[-2], queue.constraints).due_us <= now + NOTICE_US + 1
         departures.append((min(one.due_us, now), one.cost))
     lifted = [*reserve(during)]
     assert not any(one.wait_us for one in lifted)
@@ -168,7 +168,7 @@ BESIDE = {
 
 
 def waits_after(gate, rate, waiting):
-    """How long newcomers wait at a rate that an operator sets, once those who waited are all cancelled."""
+    """How long newcomers wait at a rate that an operator sets, once the waiting calls are all cancelled."""
     own = LeakyQueue((Rate.parse("4/s"),), 1, "smooth", (gate,))
     state, grants = None, []
     for _ in range(1 + waiting):
@@ -176,16 +176,16 @@ def waits_after(gate, rate, waiting):
         grants.append(Grant(*granted))
     queue = overridden(own, rates=(Rate.parse(rate),))
     state = queue.adopt(state, own, START)
-    _, told, *_ = queue.follow(state, START + 1)
+    _, standing, *_ = queue.follow(state, START + 1)
     for grant in reversed(grants[1:]):
-        state, is_back, *_ = queue.cancel(state, START + 1, followed(grant, told[-2], own.constraints))
+        state, is_back, *_ = queue.cancel(state, START + 1, followed(grant, standing[-2], own.constraints))
         assert is_back
     return [Grant(*queue.reserve(state, START + 1, (cost, 2**51, 5))[1]).wait_us for cost in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("rate", ["4/s", "8/s"])
 @pytest.mark.parametrize("gate", BESIDE.values(), ids=BESIDE)
-def test_where_nobody_was_moved_who_is_cancelled_leaves_no_trace(gate, rate):
+def test_a_cancelled_call_leaves_no_trace_where_no_call_was_moved(gate, rate):
     assert waits_after(gate, rate, 7) == waits_after(gate, rate, 0)
 
 
@@ -193,7 +193,7 @@ def test_where_nobody_was_moved_who_is_cancelled_leaves_no_trace(gate, rate):
     "limit", [FixedWindow(LIMIT, 60), Quota(LIMIT, "fixed:60s")], ids=["window", "quota"]
 )
 @pytest.mark.parametrize("then", ["unset", "more", "off"])
-def test_where_a_hold_of_an_operator_is_removed_who_waits_leaves_where_there_is_room(limit, then):
+def test_waiting_calls_leave_where_there_is_room_when_an_operators_hold_is_removed(limit, then):
     """Eight calls have left in this minute; five more came in the hold, and were put off by thirty days."""
     own = LeakyQueue((Rate.parse("1/s"),), 1, "smooth", (limit,))
     held = effective(own, Override(state="held"))
@@ -216,7 +216,7 @@ def test_where_a_hold_of_an_operator_is_removed_who_waits_leaves_where_there_is_
 
 @pytest.mark.parametrize("rates", [("5/s",), ("500/s",), ("5/s", "50/s", "1/s")])
 @pytest.mark.parametrize("limit", [Quota("10/day"), FixedWindow(10, "1d")], ids=["quota", "window"])
-def test_who_waits_for_the_next_day_leaves_when_it_begins(limit, rates):
+def test_calls_that_wait_for_the_next_day_leave_when_it_begins(limit, rates):
     """By the ratio of the rates, they would leave in ten days, or in the day that is spent."""
     day = 86_400
     clock = ManualClock(day / 2)

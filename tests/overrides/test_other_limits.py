@@ -26,7 +26,7 @@ def used(policy):
     return month.used
 
 
-def test_a_call_in_flight_is_settled_and_the_limits_that_go_on_are_charged(store, change):
+def test_a_call_in_flight_is_settled_and_the_limits_that_remain_are_charged(store, change):
     before, since = change
     policy = Policy(before, name="api", quota="1000/month", store=store)
     with policy.admit() as admission:
@@ -35,7 +35,7 @@ def test_a_call_in_flight_is_settled_and_the_limits_that_go_on_are_charged(store
     assert used(policy) == 3
 
 
-def test_a_waiting_call_is_given_back_to_the_limits_that_go_on(store, change):
+def test_a_waiting_call_is_given_back_to_the_limits_that_remain(store, change):
     before, since = change
     policy = Policy(before, name="api", quota="1000/month", store=store)
     taken = [policy.shaper.reserve() for _ in range(50)]
@@ -47,7 +47,7 @@ def test_a_waiting_call_is_given_back_to_the_limits_that_go_on(store, change):
     assert used(policy) == 49
 
 
-def test_a_call_that_gives_up_waiting_says_so(store, change):
+def test_a_task_that_is_cancelled_while_it_waits_ends_as_cancelled(store, change):
     before, since = change
     policy = Policy(before, name="api", quota="1000/month", store=store)
     for _ in range(50):

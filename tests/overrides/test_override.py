@@ -1,4 +1,4 @@
-"""What an override is: what may be said, which of several counts, and what becomes of a program."""
+"""Overrides: what they may contain, which of several counts, and what they make of a program."""
 
 import time
 from datetime import UTC, datetime
@@ -54,7 +54,7 @@ def queue_of(*rate, **options):
         (Override(rate="1/s", until=253_402_300_800), "until=253402300800 is not an instant"),
     ],
 )
-def test_what_could_not_have_been_constructed_is_refused_with_the_words_of_the_constructor(override, words):
+def test_wrong_options_are_refused_with_the_error_of_the_constructor(override, words):
     with pytest.raises(ConfigError) as raised:
         override.checked()
     assert words in str(raised.value)
@@ -65,9 +65,9 @@ def test_a_reason_may_have_500_letters():
     assert override.checked() is override
 
 
-def test_what_is_written_is_read_again():
-    told = (SET, Override("gold-*", state="held", until=7.5), Override("acme", quota="5/day"))
-    assert set(read(written(told))) == set(told)
+def test_written_overrides_are_read_as_they_were():
+    overrides = (SET, Override("gold-*", state="held", until=7.5), Override("acme", quota="5/day"))
+    assert set(read(written(overrides))) == set(overrides)
     assert read("") == ()
 
 
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_again():
     st.text()
     | st.sampled_from(['[{"rate":"1/s"},{"rate":"2/s"}]', '[{"rate":5}]', "[[]]", "{}", '[{"x":1}]'])
 )
-def test_what_is_illegible_is_an_error_and_never_anything_else(text):
+def test_an_illegible_text_raises_one_kind_of_error(text):
     try:
         found = read(text)
     except ConfigError:
@@ -84,33 +84,33 @@ def test_what_is_illegible_is_an_error_and_never_anything_else(text):
 
 
 def test_the_longest_beginning_counts():
-    told = [
+    overrides = [
         Override(None, "1/s"),
         Override("a*", "2/s"),
         Override("acme-*", "3/s"),
         Override("acme-1", "4/s"),
     ]
-    rates = {key: chooser(told)(key).rate for key in ("zoe", "abc", "acme-2", "acme-1", "acme-")}
+    rates = {key: chooser(overrides)(key).rate for key in ("zoe", "abc", "acme-2", "acme-1", "acme-")}
     assert rates == {"zoe": "1/s", "abc": "2/s", "acme-2": "3/s", "acme-1": "4/s", "acme-": "3/s"}
-    assert chooser(told[1:])("zoe") is None
+    assert chooser(overrides[1:])("zoe") is None
 
 
 class Counting(str):
     """A key that counts how many beginnings it is compared with."""
 
-    __slots__ = ("asked",)
+    __slots__ = ("comparisons",)
 
     def startswith(self, beginning):
-        self.asked += 1
+        self.comparisons += 1
         return super().startswith(beginning)
 
 
 def test_a_decision_does_not_go_through_the_overrides_of_other_keys():
-    told = (*[Override(f"tenant-{number}", "1/s") for number in range(1_000)], Override("gold-*", "2/s"))
+    overrides = (*[Override(f"tenant-{number}", "1/s") for number in range(1_000)], Override("gold-*", "2/s"))
     key = Counting("bronze-1")
-    key.asked = 0
-    assert chooser(told)(key) is None
-    assert key.asked == 1
+    key.comparisons = 0
+    assert chooser(overrides)(key) is None
+    assert key.comparisons == 1
 
 
 def test_setting_one_does_not_check_all_others_again(monkeypatch):
@@ -124,14 +124,14 @@ def test_setting_one_does_not_check_all_others_again(monkeypatch):
     assert [one.rate for one in policy.configured()] == ["2/s"] * 3 + ["3/s"] + ["2/s"] * 6
 
 
-def test_what_is_known_hides_nothing_that_is_wrong():
+def test_known_overrides_hide_no_wrong_ones():
     text = '[{"rate":"1/s","burst":true}]'
     with pytest.raises(ConfigError, match="burst=True"):
         read(text)
     assert repr(read(text, (Override(rate="1/s", burst=1),))[0].burst) == "1"
 
 
-def test_only_what_is_said_is_changed():
+def test_only_the_given_options_are_changed():
     queue = queue_of("5/s; 100/min", burst=3, quota="1000/month", headroom=0.1)
     other = effective(queue, Override(rate="20/s; 300/min"))
     assert [str(rate) for rate in other.rates] == ["20/s", "300/min"]
@@ -155,7 +155,7 @@ DAY, HOUR = Quota(100, "day"), Quota("5/rolling:1h")
 
 
 @pytest.mark.parametrize(
-    ("limit", "told", "expected"),
+    ("limit", "quota", "expected"),
     [
         (all_of(a=DAY, b=GCRA("5/s")), "200/day", all_of(a=Quota(200, "day"), b=GCRA("5/s"))),
         (
@@ -168,12 +168,12 @@ DAY, HOUR = Quota(100, "day"), Quota("5/rolling:1h")
         (Quota("100/fixed:7d"), "9/fixed:168h", Quota("9/fixed:7d")),
     ],
 )
-def test_a_quota_is_found_wherever_it_is_and_however_its_period_is_written(limit, told, expected):
+def test_a_quota_is_found_wherever_it_is_and_however_its_period_is_written(limit, quota, expected):
     """Of several with one period, the first one is changed."""
-    assert effective(queue_of(gates=[limit]), Override(quota=told)).gates == (expected,)
-    assert effective(limit, Override(quota=told)) == expected
-    assert effective(ledgered(limit), Override(quota=told)) == ledgered(expected)
-    for other in ("9/month", f"{told}; 9/month", "; ".join([told] * 3)):
+    assert effective(queue_of(gates=[limit]), Override(quota=quota)).gates == (expected,)
+    assert effective(limit, Override(quota=quota)) == expected
+    assert effective(ledgered(limit), Override(quota=quota)) == ledgered(expected)
+    for other in ("9/month", f"{quota}; 9/month", "; ".join([quota] * 3)):
         with pytest.raises(ConfigError, match="changes no quota, as the code has none with this period"):
             effective(queue_of(gates=[limit]), Override(quota=other))
 
@@ -195,7 +195,7 @@ def test_off_refuses_nothing_and_goes_on_counting():
 
 
 @pytest.mark.parametrize("calls", [1, 2, 10**9])
-def test_without_limits_all_calls_are_foreseen_at_once(calls):
+def test_without_limits_the_forecast_of_all_calls_is_at_once(calls):
     other, now = effective(queue_of("10/s"), Override(state="off")), 10**15
     assert other.outlook(None, now, calls, 1, 0) == (0, 0)
     held, _, _, _ = other.hold(None, now, 5_000, 1)
@@ -232,7 +232,7 @@ def test_off_leaves_an_adaptive_rate_nothing_to_find():
         (Concurrency(5), Override(rate="9/s"), Concurrency(5)),
     ],
 )
-def test_gates_and_permits_have_theirs(limit, override, expected):
+def test_gates_and_permits_have_overrides_of_their_own(limit, override, expected):
     found = effective(limit, override)
     assert type(found) is type(expected)
     if not isinstance(limit, Ledger):
@@ -242,7 +242,7 @@ def test_gates_and_permits_have_theirs(limit, override, expected):
 @pytest.mark.parametrize(
     "override", [Override(state="held"), Override(quota="5/month"), Override(rate="1/s; 2/min")]
 )
-def test_what_a_gate_cannot_have_is_refused(override):
+def test_options_that_a_gate_cannot_have_are_refused(override):
     with pytest.raises(ConfigError):
         effective(GCRA("5/s"), override)
 
@@ -264,7 +264,7 @@ QUOTAS = [DAY, all_of(a=DAY, b=GCRA("5/s"))]
         (GCRA("5/s"), Override(rate="5/min burst 3", burst=4), "conflicts with the burst in the rate"),
     ],
 )
-def test_what_a_gate_would_not_go_by_is_refused(limit, override, words):
+def test_options_that_a_gate_would_ignore_are_refused(limit, override, words):
     with pytest.raises(ConfigError, match=words):
         effective(ledgered(limit), override)
 
@@ -291,7 +291,7 @@ def test_an_instant_may_be_a_datetime():
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
 @pytest.mark.parametrize("year", [1, 9999])
-def test_a_datetime_that_no_calendar_shows_is_no_instant(zone, year, monkeypatch):
+def test_a_datetime_outside_the_calendar_is_refused(zone, year, monkeypatch):
     until = datetime(year, 12 if year > 1 else 1, 31 if year > 1 else 1, 23, 59)  # noqa: DTZ001 - by TZ
     monkeypatch.setenv("TZ", zone)
     time.tzset()

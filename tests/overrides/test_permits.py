@@ -1,4 +1,4 @@
-"""Permits go by the limit in force; calls that wait hear of a change that makes room, on every store."""
+"""Permits go by the limit in force; waiting calls learn of a change that makes room, on every store."""
 
 import threading
 from contextlib import contextmanager
@@ -37,36 +37,36 @@ def waiting(policy, together):
 @pytest.mark.parametrize(
     "change", [{"concurrency": 1 + CROWD}, {"state": "off"}, {"concurrency": 9, "key": "def*"}]
 )
-def test_they_get_it_without_time_passing(store, change):
+def test_waiting_calls_get_permits_at_once_when_the_limit_is_raised(store, change):
     policy = Policy(concurrency=1, name="api", store=store)
     with waiting(policy, together=CROWD):
         policy.configure(**change)
 
 
-def test_and_where_a_lower_limit_is_removed(store):
+def test_waiting_calls_get_permits_at_once_when_a_lower_limit_is_removed(store):
     policy = Policy(concurrency=9, name="api", store=store)
     policy.configure(concurrency=1)
     with waiting(policy, together=CROWD):
         policy.unconfigure()
 
 
-def test_and_where_it_ends_by_itself(store):
+def test_waiting_calls_get_permits_when_a_lower_limit_ends_by_itself(store):
     policy = Policy(concurrency=9, name="api", store=store)
     policy.configure(concurrency=1, until=store.clock.wall_us() / 1e6 + 30)
     with waiting(policy, together=CROWD):
         store.clock.advance(30)
         if store.shared:
-            # It is asked now and then.
+            # The store is looked at now and then.
             store.clock.advance(LATER_US * 9 / 8 / 1e6)
 
 
-def test_not_all_of_them_where_there_is_less_room(store):
+def test_only_as_many_waiting_calls_get_permits_as_there_is_room(store):
     policy = Policy(concurrency=1, name="api", store=store)
     with waiting(policy, together=1):
         policy.configure(concurrency=2)
 
 
-def test_a_refusal_tells_the_limit_in_force(store):
+def test_a_refusal_has_the_limit_in_force(store):
     policy = Policy(concurrency=1, name="api", store=store)
     policy.configure(concurrency=2)
     with policy.admit(), policy.admit(), pytest.raises(QueueFullError) as caught:

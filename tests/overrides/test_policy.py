@@ -33,7 +33,7 @@ def policy(store):
     return Policy("5/s", name="stripe", store=store)
 
 
-def test_what_is_configured_is_told_with_who_and_why(policy):
+def test_configured_overrides_have_their_author_and_reason(policy):
     until = datetime.fromtimestamp(1_000_000_000, UTC) + timedelta(hours=2)
     override = policy.configure("20/s", key="gold-*", reason="plan", until=until)
     assert policy.configured() == [override]
@@ -69,7 +69,7 @@ class Text(str):
     [StrEnum("Tenant", {"ACME": "acme"}).ACME, Enum("Tenant", {"ACME": "acme"}, type=str).ACME, Text("acme")],
     ids=["StrEnum", "str and Enum", "subclass"],
 )
-async def test_it_is_for_whatever_is_equal_to_its_key(store, key):
+async def test_an_override_is_for_any_key_that_is_equal_to_its_own(store, key):
     policy = Policy("1000/s", name="stripe", burst=100, max_wait=0, store=store)
     policy.configure("1/h", burst=1, key="acme")
     shaper = policy.shaper
@@ -98,14 +98,14 @@ def test_a_name_is_the_text_that_it_is_equal_to(store):
 
 
 @pytest.mark.anyio
-async def test_so_it_is_where_it_is_awaited(policy):
+async def test_the_awaitable_forms_do_the_same(policy):
     await policy.aconfigure("20/s", reason="sale")
     assert [one.rate for one in await policy.aconfigured()] == ["20/s"]
     assert await policy.aunconfigure()
     assert await policy.aconfigured() == []
 
 
-def test_what_is_used_of_a_quota_in_a_composite_stays_used(store):
+def test_used_units_of_a_quota_in_a_composite_stay_used(store):
     both = all_of(day=Quota(100, "day"), burst=GCRA("5/s"))
     policy = Policy("10/s", gates=(both,), name="stripe", store=store)
     with policy.admit(cost=4):
@@ -126,7 +126,9 @@ def test_what_is_used_of_a_quota_in_a_composite_stays_used(store):
         ({"rate": None, "concurrency": 3}, {"headroom": 0.5}, "has no rate to apply to"),
     ],
 )
-def test_what_the_policy_could_not_have_is_refused_before_it_is_stored(store, options, change, words):
+def test_options_that_the_policy_could_not_have_are_refused_before_they_are_stored(
+    store, options, change, words
+):
     policy = Policy(**{"rate": "5/s", "name": "stripe", "store": store, **options})
     with pytest.raises(ConfigError) as raised:
         policy.configure(**change)
@@ -135,14 +137,14 @@ def test_what_the_policy_could_not_have_is_refused_before_it_is_stored(store, op
 
 
 @pytest.mark.parametrize("option", ["colour", "by", "why", "set_at"])
-def test_an_option_that_nobody_knows_is_a_type_error(policy, option):
-    told = rf"^configure\(\) got an unexpected keyword argument '{option}'$"
-    with pytest.raises(TypeError, match=told):
+def test_an_unknown_option_is_a_type_error(policy, option):
+    message = rf"^configure\(\) got an unexpected keyword argument '{option}'$"
+    with pytest.raises(TypeError, match=message):
         policy.configure("5/s", **{option: "red"})
     assert policy.configured() == []
 
 
-def test_an_adaptive_rate_has_another_highest_and_its_waiters_move():
+def test_an_adaptive_rate_gets_another_highest_and_its_waiting_calls_move():
     clock = ManualClock(1_000)
     shaper = Policy(adaptive=Adaptive("1/s", "4/s"), name="api", store=MemoryStore(clock)).shaper
     waiting = [shaper.reserve() for _ in range(5)]
@@ -159,14 +161,14 @@ class Forgetful(MemoryStore):
     write_overrides = Store.write_overrides
 
 
-def test_a_store_that_keeps_none_says_so():
+def test_a_store_that_keeps_no_overrides_refuses_them():
     policy = Policy("5/s", store=Forgetful(), name="api")
     assert policy.configured() == []
     with pytest.raises(ConfigError, match="keeps no overrides"):
         policy.configure("20/s")
 
 
-def test_through_a_resilient_store():
+def test_overrides_work_through_a_resilient_store():
     store = ResilientStore(FaultyStore(MemoryStore(ManualClock(1_000))), on_outage="open")
     policy = Policy("5/s", store=store, name="api")
     policy.configure("1/s")
@@ -185,19 +187,19 @@ def test_through_a_resilient_store():
     ],
     ids=str,
 )
-def test_who_is_held_by_an_operator_is_foretold_what_a_call_is_told(store, limits):
+def test_under_an_operators_hold_the_forecast_is_the_delay_of_a_call(store, limits):
     policy = Policy(**limits, store=store, name="api")
     put(store, "api", Override(state="held"))
     for _ in range(2):
-        told = policy.shaper.reserve(max_wait=0).delay
-        assert policy.shaper.forecast().first_in == told > 2_000_000
+        delay = policy.shaper.reserve(max_wait=0).delay
+        assert policy.shaper.forecast().first_in == delay > 2_000_000
         put(store, "api")
         policy.shaper.reserve()
         put(store, "api", Override(state="held"))
 
 
 @pytest.mark.parametrize("mode", ["closed", "local"])
-def test_in_an_outage_what_is_foretold_goes_by_the_numbers_that_are_set(mode):
+def test_in_an_outage_the_forecast_goes_by_the_numbers_that_are_set(mode):
     faulty = FaultyStore(MemoryStore(ManualClock(1_700_000_000)))
     store = ResilientStore(faulty, on_outage=mode, share=1 / 2 if mode == "local" else None)
     policy = Policy("3/s", quota="100/day", store=store, name="api")

@@ -25,7 +25,7 @@ def rush(shaper):
 
 
 @pytest.mark.parametrize("rates", [("50/s",), ("400/s",), ("50/s", "400/s", "30/s")])
-def test_a_quota_counts_none_that_no_call_has_asked_for(store, rates):
+def test_a_quota_counts_no_slots_that_no_call_has_taken(store, rates):
     with_quota = {"quota": "100000/month", "name": "api", "store": store}
     policy = Policy("100/s", **with_quota, prefetch="1s")
     rush(policy.shaper)
@@ -40,7 +40,7 @@ def test_a_quota_counts_none_that_no_call_has_asked_for(store, rates):
 
 
 @pytest.mark.parametrize("changes", [1, 3])
-def test_all_of_the_line_is_free_for_others(store, changes):
+def test_prefetched_slots_given_back_after_changes_are_free_for_others(store, changes):
     shaper = Shaper("100/s", name="api", store=store, prefetch="1s")
     prefetch = shaper.core.prefetch
     owned = prefetch._reserve_many("default", [], (50, 10**6, 1))[1]

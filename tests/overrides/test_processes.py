@@ -1,4 +1,4 @@
-"""Processes whose calls wait, while an operator's command changes their rate: on Redis, and on SQLite."""
+"""Processes with waiting calls, while an operator's command changes their rate: on Redis, and on SQLite."""
 
 import itertools
 import time
@@ -45,7 +45,7 @@ class Left(NamedTuple):
 
 
 class Fleet:
-    """Processes whose calls wait for a policy; what a command has set holds from some time while it runs."""
+    """Processes with calls that wait for a policy; a command takes effect at some time while it runs."""
 
     def __init__(self, place, running):
         self.place, self.running, self.workers = place, running, []
@@ -56,7 +56,7 @@ class Fleet:
         self.workers.append(worker)
         return worker
 
-    def say(self, *command):
+    def run_command(self, *command):
         """When the command was given, and when it was done."""
         began = time.time()
         assert shapekit(*command, "--store", self.place).returncode == 0
@@ -64,12 +64,12 @@ class Fleet:
 
     def left(self):
         """What has left, in its order."""
-        told = []
-        for said in said_by(self.workers, PATIENCE_S):
-            for line in said.splitlines():
+        departures = []
+        for output in said_by(self.workers, PATIENCE_S):
+            for line in output.splitlines():
                 number, at = line.split()
-                told.append(Left(int(number), float(at)))
-        return sorted(told, key=lambda one: one.at)
+                departures.append(Left(int(number), float(at)))
+        return sorted(departures, key=lambda one: one.at)
 
 
 @pytest.fixture
@@ -100,20 +100,20 @@ def test_the_rate_follows_the_command(fleet):
     go(workers)
     time.sleep(1.0)
     with watched(*[worker.pid for worker in workers]) as witness:
-        _, fast = fleet.say("set", "stripe", "20/s")
+        _, fast = fleet.run_command("set", "stripe", "20/s")
         time.sleep(2.5)
-        slow_asked, slow = fleet.say("set", "stripe", "2/s")
+        slow_begun, slow = fleet.run_command("set", "stripe", "2/s")
         time.sleep(4.0)
-        back_asked, back = fleet.say("unset", "stripe")
+        back_begun, back = fleet.run_command("unset", "stripe")
         time.sleep(3.0)
-        end, _ = fleet.say("set", "stripe", "50/s")
+        end, _ = fleet.run_command("set", "stripe", "50/s")
         left = fleet.left()
     assert len(left) == PROCESSES * MANY
-    at_20 = between(left, fast + LATE_S, slow_asked + LATE_S)
+    at_20 = between(left, fast + LATE_S, slow_begun + LATE_S)
     assert pace(at_20) == pytest.approx(20, rel=0.05)
     # No second has more than the highest rate in force and one, with what leaves in its last 10 ms.
     assert most_in(between(left, 0, slow + LATE_S), 0.99) <= 21
-    at_2 = between(left, slow + 1, back_asked + LATE_S)
+    at_2 = between(left, slow + 1, back_begun + LATE_S)
     assert most_in(at_2, 0.99) <= 3
     assert pace(at_2) == pytest.approx(2, rel=0.05)
     at_5 = between(left, back + LATE_S + 0.5, end + LATE_S)
@@ -130,7 +130,7 @@ def test_the_rate_follows_the_command(fleet):
 def test_a_rolling_deploy_does_not_undo_what_is_set(fleet):
     """Processes of 10/s go, and those of 20/s come, one after the other: 15/s throughout."""
     old = [fleet.start("10/s", 15) for _ in range(PROCESSES)]
-    fleet.say("set", "stripe", "15/s")
+    fleet.run_command("set", "stripe", "15/s")
     began = time.time()
     go(old)
     for _ in range(PROCESSES):

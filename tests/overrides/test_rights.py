@@ -31,7 +31,7 @@ def stores():
             store.close()
 
 
-def test_what_the_operator_sets_holds_for_workers_who_cannot_set_it(stores):
+def test_an_operators_override_holds_for_workers_that_cannot_set_it(stores):
     workers = Policy("5/s", name="stripe", store=stores["worker"])
     workers.shaper.reserve()
     Policy("5/s", name="stripe", store=stores["operator"]).configure("1/s")

@@ -1,4 +1,4 @@
-"""Memory, SQLite and Redis go by what is set alike, decision for decision, on whatever is asked."""
+"""Memory, SQLite and Redis go by overrides alike, decision for decision, in every operation."""
 
 import itertools
 import logging
@@ -42,7 +42,7 @@ from .conftest import fresh_redis, put
 RATES = st.sampled_from(["5/s", "20/s", "2/s", "7 per 3 seconds", "1/min", "20/s; 9/min"])
 OVERRIDES = st.one_of(
     RATES.map(lambda rate: Override(rate=rate)),
-    st.tuples(st.sampled_from(["a", "b*", "bee"]), RATES).map(lambda told: Override(*told)),
+    st.tuples(st.sampled_from(["a", "b*", "bee"]), RATES).map(lambda pair: Override(*pair)),
     st.sampled_from([Override(state="off"), Override(state="held"), Override("b*", state="held")]),
     st.integers(1, 5).map(lambda burst: Override(burst=burst)),
 )
@@ -64,19 +64,19 @@ FORGOTTEN_S = 1.0
 def played(store, clock, options, steps):
     """What comes of the steps, in plain values."""
     shaper = Shaper(**{"rate": "5/s"} | options, store=store, name="api")
-    taken, told, used_at = [], [], {}
+    taken, answers, used_at = [], [], {}
     for step, *args in steps:
         if step in ("reserve", "hold"):
             used_at[args[0]] = clock.now()
         if step == "reserve":
             reservation = shaper.reserve(args[0], max_wait=args[1])
-            told.append((bool(reservation), reservation.delay, reservation.decision.remaining))
+            answers.append((bool(reservation), reservation.delay, reservation.decision.remaining))
             if reservation:
                 taken.append(reservation)
         elif step == "cancel" and taken:
-            told.append(taken[args[0] % len(taken)].cancel())
+            answers.append(taken[args[0] % len(taken)].cancel())
         elif step == "settle" and taken:
-            told.append(shaper.settle(taken[args[0] % len(taken)], args[1]))
+            answers.append(shaper.settle(taken[args[0] % len(taken)], args[1]))
         elif step == "pass":
             clock.advance(args[0])
             # The server forgets an idle key in its own time, which has not passed.
@@ -87,11 +87,11 @@ def played(store, clock, options, steps):
         elif step == "set":
             put(store, "api", *args[0])
         elif step == "hold":
-            told.append(shaper.hold(args[1], key=args[0]))
+            answers.append(shaper.hold(args[1], key=args[0]))
         elif step == "forecast":
-            told.append(shaper.forecast(3, key=args[0]))
-        told.append([shaper.remaining(reservation) for reservation in taken])
-    return told
+            answers.append(shaper.forecast(3, key=args[0]))
+        answers.append([shaper.remaining(reservation) for reservation in taken])
+    return answers
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def played(store, clock, options, steps):
 )
 @settings(max_examples=40)
 @given(steps=st.lists(STEPS, max_size=25))
-def test_whatever_happens(tmp_path_factory, options, steps):
+def test_all_stores_answer_alike_whatever_happens(tmp_path_factory, options, steps):
     clocks = [ManualClock(1_800_000_000) for _ in range(3)]
     path = tmp_path_factory.mktemp("store") / "limits.db"
     stores = [MemoryStore(clocks[0]), SQLiteStore(path, clock=clocks[1]), fresh_redis(clocks[2])]
-    told = [played(store, clock, options, steps) for store, clock in zip(stores, clocks, strict=True)]
+    answers = [played(store, clock, options, steps) for store, clock in zip(stores, clocks, strict=True)]
     for store in stores:
         store.close()
-    assert told[0] == told[1] == told[2]
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("options", LINES.values(), ids=LINES)
-def test_off_lets_all_calls_leave_whoever_waited_before(store, options):
+def test_off_lets_all_calls_leave_whatever_calls_waited_before(store, options):
     policy = Policy(name="api", store=store, **options)
     waiting = [policy.shaper.reserve(max_wait="9d") for _ in range(25)][-1]
     assert waiting.delay > 86_400
@@ -248,7 +248,7 @@ def test_off_lets_calls_of_an_adaptive_rate_leave(store):
         policy.configure("1_000_000/s")
 
 
-def test_it_holds_in_every_shaper_of_the_name_and_until_it_is_removed(store):
+def test_an_override_holds_in_every_shaper_of_the_name_until_it_is_removed(store):
     old, new = Shaper("10/s", store=store, name="api"), Shaper("20/s", store=store, name="api")
     put(store, "api", Override(rate="15/s"))
     shapers = itertools.cycle([old, new])
@@ -264,7 +264,7 @@ def test_it_holds_in_every_shaper_of_the_name_and_until_it_is_removed(store):
     assert [old.reserve().delay for _ in range(3)] == [0.0, 0.1, 0.2]
 
 
-def test_another_process_goes_by_it_from_its_next_decision_on(tmp_path):
+def test_another_process_goes_by_an_override_from_its_next_decision_on(tmp_path):
     for make in (lambda: SQLiteStore(tmp_path / "x.db"), _joint_redis()):
         mine, others = make(), make()
         shaper = Shaper("1/s", store=mine, name="api")
@@ -286,11 +286,11 @@ def test_no_call_makes_a_further_trip_but_the_first_after_a_change():
         )
 
         def trips():
-            told = client.info("commandstats")
+            commands = client.info("commandstats")
             client.config_resetstat()
-            asked = {name: told[name]["calls"] for name in told if name.startswith("cmdstat_eval")}
-            assert "cmdstat_hmget" not in told
-            return sum(asked.values())
+            scripts = {name: commands[name]["calls"] for name in commands if name.startswith("cmdstat_eval")}
+            assert "cmdstat_hmget" not in commands
+            return sum(scripts.values())
 
         for _ in range(2):
             shaper.reserve(), gate.check()
@@ -302,7 +302,7 @@ def test_no_call_makes_a_further_trip_but_the_first_after_a_change():
             put(others, name, Override("default", rate="20/s"))
         client.config_resetstat()
         shaper.reserve(), gate.check()
-        assert trips() <= 8  # each hears of the change, and is decided by what is set
+        assert trips() <= 8  # each learns of the change, and is decided by the override
         for _ in range(10):
             shaper.reserve(), gate.check()
         assert trips() == 20
@@ -319,7 +319,7 @@ def _joint_redis():
     return make
 
 
-def test_only_one_of_two_who_set_at_once_is_heard_and_the_other_tries_again(store):
+def test_only_one_of_two_writes_at_once_succeeds_and_the_other_is_repeated(store):
     known = store.read_overrides("api")
     assert store.write_overrides("api", '[{"rate":"1/s"}]', known)
     assert not store.write_overrides("api", '[{"rate":"2/s"}]', known)
@@ -337,7 +337,7 @@ def test_only_one_of_two_who_set_at_once_is_heard_and_the_other_tries_again(stor
 @pytest.mark.parametrize(
     "text", ["rubbish", "[", '[{"rate":"x"}]', '[{"rate":"1/s","colour":"red"}]', "null"]
 )
-def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text, afterwards):
+def test_an_illegible_text_is_ignored_and_logged_once(store, caplog, text, afterwards):
     shaper = Shaper("5/s", store=store, name="api")
     shaper.reserve()
     store.write_overrides("api", text, store.read_overrides("api"))
@@ -387,7 +387,7 @@ def test_calls_go_on_by_the_code_though_the_version_is_spoiled_meanwhile(store):
     assert policy.configured() == []
 
 
-def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog, afterwards):
+def test_an_override_that_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog, afterwards):
     """Never unlimited: another program of the name may have a quota, this one has none."""
     put(store, "api", Override(quota="5/month"))
     shaper = Shaper("5/s", store=store, name="api")
@@ -397,7 +397,7 @@ def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog
 
 
 @pytest.mark.parametrize("text", ["rubbish", written((Override(quota="5/month"),))], ids=["read", "applied"])
-def test_what_is_said_may_be_handled_by_calls_of_the_same_store(store, text, crew, afterwards):
+def test_a_log_handler_may_call_the_same_store(store, text, crew, afterwards):
     """As by a handler that lets a few lines leave per second. Other threads may wait for it meanwhile."""
     gate, handled = Gate(GCRA("1/h", burst=3), store=store, name="lines"), []
 
@@ -432,7 +432,7 @@ def test_an_override_ends_by_itself(store):
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
-def test_it_ends_when_the_date_says_so(store):
+def test_an_override_ends_by_the_date(store):
     """A server of Redis has one clock alone."""
     policy = Policy("5/s", store=store, name="api")
     store.clock.step_wall(86_400)
@@ -447,7 +447,7 @@ def test_it_ends_when_the_date_says_so(store):
     assert second - first == pytest.approx(0.2)
 
 
-def test_held_refuses_or_waits_and_goes_on_where_it_was(store):
+def test_held_refuses_calls_or_makes_them_wait_and_then_the_rate_goes_on(store):
     shaper = Shaper("5/s", store=store, name="api")
     put(store, "api", Override(state="held"))
     assert not shaper.reserve(max_wait=60)
@@ -477,7 +477,7 @@ def test_held_is_a_hold_of_thirty_days_that_each_decision_prolongs(store):
     assert shaper.held() == 30 * day
 
 
-def test_what_was_used_of_a_quota_stays_used(store):
+def test_used_units_of_a_quota_stay_used(store):
     policy = Policy("1000/s", name="api", quota="10/month", store=store)
     for _ in range(8):
         policy.shaper.reserve()
@@ -493,7 +493,7 @@ def test_what_was_used_of_a_quota_stays_used(store):
         policy.shaper.schedule()
 
 
-def test_permits_in_flight(store):
+def test_permits_go_by_overrides(store):
     policy = Policy(name="api", concurrency=1, store=store, max_wait=0)
     policy.configure(concurrency=3)
     with policy.admit(), policy.admit(), policy.admit(), pytest.raises(QueueFullError), policy.admit():
@@ -503,7 +503,7 @@ def test_permits_in_flight(store):
         pass
 
 
-def test_gates_too(store):
+def test_gates_go_by_overrides_too(store):
     gate = Gate(GCRA("1/min", burst=2), store=store, name="front")
     put(store, "front", Override(burst=5, rate="1/min"))
     assert [gate.check().allowed for _ in range(6)] == [True] * 5 + [False]
@@ -512,14 +512,14 @@ def test_gates_too(store):
     assert not gate.check().allowed
 
 
-def test_keys_asked_about_together_have_each_their_own(store):
+def test_keys_checked_together_have_each_their_own_override(store):
     gate = Gate(GCRA("1/min", burst=1), store=store, name="front")
     put(store, "front", Override("gold-*", rate="1/min", burst=3))
     keys = ["gold-1", "plain", "gold-1", "plain", "gold-1", "gold-1"]
     assert [one.allowed for one in gate.check_many(keys)] == [True, True, True, False, True, False]
 
 
-def test_nothing_was_ever_set(store):
+def test_a_name_without_overrides_has_none_stored(store):
     assert store.read_overrides("api") == Stored()
     assert store.all_overrides() == {}
     put(store, "näme with:{all} 'sorts'", Override(rate="1/s"))

@@ -1,4 +1,4 @@
-"""Those who wait hear of a change, and leave exactly when the new numbers say, in their order."""
+"""Waiting calls learn of a change, and leave exactly by the new numbers, in their order."""
 
 import threading
 from contextlib import closing
@@ -47,7 +47,7 @@ class SlowFile(SQLiteStore):
 
 
 def leaving(stage, slots):
-    """Who of them has left, in order, as the stage is played."""
+    """The calls that have left, in order, as the stage is played."""
     left = []
 
     async def leave(slot):
@@ -64,7 +64,7 @@ def stage(anyio_backend, clock):
     return Stage(anyio_backend, clock)
 
 
-def test_thirty_at_five_a_second_then_twenty_then_two_and_back(stage, clock):
+def test_thirty_calls_leave_at_five_a_second_then_twenty_then_two_and_five_again(stage, clock):
     store = MemoryStore(clock)
     shaper = Shaper("5/s", store=store, name="api")
     for name in range(40):
@@ -86,16 +86,16 @@ def test_thirty_at_five_a_second_then_twenty_then_two_and_back(stage, clock):
     assert stage.times == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_change_for_one_key_moves_nobody_else(stage, clock):
+def test_a_change_for_one_key_moves_no_call_of_another(stage, clock):
     store = MemoryStore(clock)
     shaper = Shaper("1/s", store=store, name="api")
     for name in range(6):
         stage.wait_for(shaper, name, key="ab"[name % 2])
     stage.at(0.5, lambda: put(store, "api", Override("b", rate="10/s")))
     stage.run()
-    told = dict(stage.left)
-    assert [told[name] for name in (0, 2, 4)] == [0, 1, 2]
-    assert [told[name] for name in (1, 3, 5)] == pytest.approx([0, 0.865, 0.965], abs=1e-5)
+    left = dict(stage.left)
+    assert [left[name] for name in (0, 2, 4)] == [0, 1, 2]
+    assert [left[name] for name in (1, 3, 5)] == pytest.approx([0, 0.865, 0.965], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_change_for_one_key_moves_nobody_else(stage, clock):
     ],
     ids=["pace", "window", "burst", "quota", "meter"],
 )
-def test_off_lets_all_of_them_go(stage, clock, limits):
+def test_off_lets_all_waiting_calls_go(stage, clock, limits):
     store = MemoryStore(clock)
     shaper = Shaper(**limits, store=store, name="api")
     for name in range(5):
@@ -120,7 +120,7 @@ def test_off_lets_all_of_them_go(stage, clock, limits):
     assert stage.names == list(range(5))
 
 
-def test_held_keeps_all_of_them_until_it_is_removed(stage, clock):
+def test_held_keeps_all_waiting_calls_until_it_is_removed(stage, clock):
     store = MemoryStore(clock)
     shaper = Shaper("5/s", store=store, name="api")
     for name in range(4):
@@ -129,14 +129,14 @@ def test_held_keeps_all_of_them_until_it_is_removed(stage, clock):
     stage.at(0.1, lambda: put(store, "api", Override(state="held")))
     stage.at(3_600, lambda: put(store, "api"))
     stage.run()
-    # Whoever does not want to wait so long is told at once.
+    # A call that may not wait that long raises at once.
     at, error = stage.errors["bounded"]
     assert isinstance(error, QueueFullError)
     assert at == pytest.approx(0.1)
     assert stage.times == pytest.approx([0, 3600.45, 3600.65, 3600.85], abs=1e-4)
 
 
-def test_an_override_that_ends_by_itself_wakes_them(stage, clock):
+def test_an_override_that_ends_by_itself_wakes_waiting_calls(stage, clock):
     store = MemoryStore(clock)
     shaper = Shaper("10/s", store=store, name="api")
     put(store, "api", Override(rate="1/min", until=clock.now() + 30))
@@ -160,10 +160,10 @@ def test_an_override_that_ends_by_itself_wakes_them(stage, clock):
 )
 @pytest.mark.parametrize("is_shared", [False, True], ids=["memory", "file"])
 @pytest.mark.parametrize("ahead", [-5, 0, 600])
-def test_its_end_moves_them_whatever_the_date(
+def test_the_end_of_an_override_moves_waiting_calls_whatever_the_date(
     anyio_backend, tmp_path, options, override, first, is_shared, ahead
 ):
-    """An end is civil time; calls sleep by a clock that nobody sets."""
+    """An end is civil time; calls sleep by a clock that is never set."""
     clock = ManualClock(1_000, autojump=True)
     clock.step_wall(ahead)
     stage = Stage(anyio_backend, clock)
@@ -176,11 +176,11 @@ def test_its_end_moves_them_whatever_the_date(
             stage.wait_for(shaper, name)
         stage.run()
     assert stage.names == [0, 1, 2]
-    # A file is asked about changed limits now and then.
+    # A file is looked at now and then for changed limits.
     assert stage.times[0] == pytest.approx(first, abs=2 if is_shared else 1e-4)
 
 
-def test_an_end_between_two_microseconds_comes(stage, clock):
+def test_an_end_between_two_microseconds_takes_effect(stage, clock):
     store = MemoryStore(clock)
     shaper = Shaper("1/s", store=store, name="api")
     put(store, "api", Override(rate="1/h", until=clock.now() + 10 / 3))
@@ -190,7 +190,7 @@ def test_an_end_between_two_microseconds_comes(stage, clock):
     assert stage.times == pytest.approx([0, 10 / 3 + 0.35 + (3600 - 10 / 3 - 0.35) / 3600], abs=1e-4)
 
 
-def test_a_store_that_has_another_date_is_not_asked_all_the_time():
+def test_a_store_with_another_date_is_not_read_all_the_time():
     clock = ManualClock(1_000)
     settings = Settings("api")
     settings.hear(Stored("1", written((Override(state="held", until=1_001),))), clock.wall_us())
@@ -201,7 +201,7 @@ def test_a_store_that_has_another_date_is_not_asked_all_the_time():
     assert elsewhere.ends_at_us() == clock.now_us() + QUICK_US
 
 
-def test_threads_move_too():
+def test_waiting_threads_move_too():
     store = MemoryStore()
     shaper = Shaper("1/h", store=store, name="api")
     shaper.reserve()
@@ -221,7 +221,7 @@ def test_threads_move_too():
 
 
 @pytest.mark.anyio
-async def test_whoever_goes_away_after_a_change_gives_the_slot_back(clock):
+async def test_a_call_cancelled_after_a_change_gives_its_slot_back(clock):
     store = MemoryStore(clock)
     shaper = Shaper("1/s", store=store, name="api")
     shaper.reserve()
@@ -237,7 +237,7 @@ async def test_whoever_goes_away_after_a_change_gives_the_slot_back(clock):
     assert shaper.reserve().delay == pytest.approx(0.45 + 0.55 / 2 - 0.2 + 0.5, abs=1e-3)
 
 
-def test_a_call_that_leaves_by_the_new_numbers_is_settled_by_them(clock):
+def test_a_call_that_leaves_by_new_numbers_is_settled_by_them(clock):
     store = MemoryStore(clock)
     policy = Policy("10/s", store=store, name="api")
     policy.configure("1/s")
@@ -247,7 +247,7 @@ def test_a_call_that_leaves_by_the_new_numbers_is_settled_by_them(clock):
     assert policy.shaper.forecast().first_in == pytest.approx(1.0)
 
 
-def test_one_of_those_who_wait_asks_for_all():
+def test_one_of_the_waiting_calls_asks_for_all():
     limits = Limits(Settings("api"), ManualClock(0), hears_all=False)
     first, second = threading.Event(), threading.Event()
     near = threading.Event()
@@ -273,8 +273,10 @@ def test_one_of_those_who_wait_asks_for_all():
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_another_process_hears_in_time_for_those_who_leave_next(stage, clock, tmp_path, first):
-    """However long others wait in it, and whoever of them has heard of the last change first."""
+def test_another_process_learns_of_a_change_in_time_for_the_calls_that_leave_next(
+    stage, clock, tmp_path, first
+):
+    """However long others wait in it, and whichever of them has learned of the last change first."""
     crowd = 300
     path = tmp_path / "limits.db"
     with closing(SlowFile(path, clock=clock)) as here, closing(SlowFile(path, clock=clock)) as there:
@@ -289,7 +291,9 @@ def test_another_process_hears_in_time_for_those_who_leave_next(stage, clock, tm
 
 
 @pytest.mark.parametrize("changed_at", [0.6 + step / 200 for step in range(20)])
-def test_another_process_hears_before_anyone_moves(stage, clock, tmp_path, monkeypatch, changed_at):
+def test_another_process_learns_of_a_change_before_any_call_moves(
+    stage, clock, tmp_path, monkeypatch, changed_at
+):
     """However its looks fall, and if all of them are as late as they may be."""
     monkeypatch.setattr("random.randrange", lambda most: most - 1)
     path = tmp_path / "limits.db"
@@ -302,17 +306,17 @@ def test_another_process_hears_before_anyone_moves(stage, clock, tmp_path, monke
     assert left == slots
 
 
-def test_every_process_that_notices_tells_once():
+def test_every_process_that_notices_a_change_emits_one_event():
     store = MemoryStore(ManualClock(1_000))
     policy = Policy("5/s", store=store, name="api")
-    told, done = [], threading.Semaphore(0)
+    events, done = [], threading.Semaphore(0)
 
-    def hear(event):
+    def note(event):
         if isinstance(event, LimitChanged):
-            told.append(event)
+            events.append(event)
             done.release()
 
-    with listen(hear):
+    with listen(note):
         policy.configure("20/s", reason="sale")
         assert done.acquire(timeout=PATIENCE_S)
         policy.shaper.reserve()
@@ -320,9 +324,9 @@ def test_every_process_that_notices_tells_once():
         assert done.acquire(timeout=PATIENCE_S)
         policy.unconfigure()
         assert done.acquire(timeout=PATIENCE_S)
-    assert [(one.key, one.limit, one.before, one.why) for one in told] == [
+    assert [(one.key, one.limit, one.before, one.why) for one in events] == [
         (None, "rate 20/s", "", "sale"),
         ("a*", "rate 20/s", "", "plan"),
         (None, "", "rate 20/s", ""),
     ]
-    assert "@" in told[0].by
+    assert "@" in events[0].by
