@@ -93,7 +93,7 @@ async def test_every_override_set_at_the_same_time_is_kept(store):
 
 
 @pytest.mark.parametrize("mode", ["raise", "open", "closed"])
-async def test_while_the_store_is_gone_the_limit_in_the_code_holds(mode):
+async def test_while_the_store_is_gone_costs_are_checked_by_the_code_and_overrides_raise(mode):
     async with AsyncRedis(port=free_port(), retry=Retry(NoBackoff(), 0)) as client:
         store = ResilientStore(RedisStore(aclient=client), on_outage=mode)
         with pytest.raises(CostExceedsLimitError):

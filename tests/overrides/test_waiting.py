@@ -64,7 +64,7 @@ def stage(anyio_backend, clock):
     return Stage(anyio_backend, clock)
 
 
-def test_thirty_calls_leave_at_five_a_second_then_twenty_then_two_and_five_again(stage, clock):
+def test_calls_leave_at_five_a_second_then_twenty_then_two_and_five_again(stage, clock):
     store = MemoryStore(clock)
     shaper = Shaper("5/s", store=store, name="api")
     for name in range(40):

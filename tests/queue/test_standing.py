@@ -76,7 +76,7 @@ GATES = st.lists(
 
 
 @given(GATES, st.integers(1, 3), st.integers(1, 3))
-def test_a_reservation_that_was_pickled_is_the_same(gates, cost, before):
+def test_a_reservation_that_was_sent_as_json_is_the_same(gates, cost, before):
     store = MemoryStore(ManualClock())
     here, there = (Policy("10/s", gates=gates, name="api", store=store).shaper for _ in range(2))
     for _ in range(before):

@@ -101,7 +101,7 @@ def uncollected():
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("use", DROPPED.values(), ids=DROPPED)
-def test_a_dropped_object_is_gone_at_once(use):
+def test_a_dropped_store_is_gone_at_once(use):
     store = MemoryStore(ManualClock(autojump=True))
     gone = ref(store)
     use(store)
@@ -110,7 +110,7 @@ def test_a_dropped_object_is_gone_at_once(use):
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_shaper_that_refused_a_call_is_gone_at_once():
+def test_a_store_that_refused_a_shaper_is_gone_at_once():
     store = MemoryStore(ManualClock())
     gone = ref(store)
     Gate(GCRA("10/s"), store=store, name="api").check()
@@ -122,7 +122,7 @@ def test_a_shaper_that_refused_a_call_is_gone_at_once():
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("use", REFUSED.values(), ids=REFUSED)
-def test_a_shaper_that_a_refused_thread_used_is_gone_at_once(use):
+def test_the_store_and_the_error_of_a_refused_call_are_gone_at_once(use):
     store = Breaking(ManualClock(autojump=True))
     gone = ref(store)
     try:
@@ -135,7 +135,7 @@ def test_a_shaper_that_a_refused_thread_used_is_gone_at_once(use):
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_shaper_that_a_refused_task_used_is_gone_at_once():
+def test_the_error_of_a_refused_task_is_gone_at_once():
     async def refused():
         policy = Policy("1/s", clock=ManualClock(), name="api")
         try:

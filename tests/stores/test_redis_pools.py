@@ -150,7 +150,7 @@ print(shaper.hold(5) > 4, waits.cancel(), shaper.resume() > 1)
 """
 
 
-def test_no_answer_is_compared_with_an_incomparable_value():
+def test_no_answer_in_bytes_is_compared_with_text():
     url = shared_server().url + "?protocol=2"  # that of protocol 3 compares them in redis-py itself
     done = subprocess.run(
         [sys.executable, "-bb", "-c", ANSWERED, url, "answered"], capture_output=True, text=True, check=False

@@ -95,7 +95,7 @@ def test_a_survey_without_a_right_is_not_one_of_an_idle_store(missing, server, u
     store.close()
 
 
-def test_keys_of_other_programs_are_out_of_reach(url):
+def test_keys_of_other_prefixes_are_out_of_reach(url):
     store = RedisStore.from_url(url(), prefix="other")
     with pytest.raises(StoreUnavailableError, match=r"permission|ACL"):
         Gate(GCRA("10/d"), name="gate", store=store).check()
