@@ -23,7 +23,7 @@ class Bell:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3))), st.randoms(use_true_random=False))
-def test_it_stays_sorted_while_sleepers_join_and_leave(dues, rng):
+def test_a_line_stays_sorted_while_sleepers_join_and_leave(dues, rng):
     line = Line()
     standing = [line.join(*due) for due in dues]
     while standing:

@@ -18,7 +18,7 @@ def brief(value):
     return repr(value)[:12]
 
 
-def test_it_stands_still_until_it_is_moved():
+def test_a_manual_clock_stands_still_until_it_is_moved():
     clock = ManualClock()
     assert [clock.now_us() for _ in range(3)] == [0, 0, 0]
     clock.advance(1.5)

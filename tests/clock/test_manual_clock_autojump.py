@@ -110,7 +110,7 @@ def test_tasks_wake_at_their_own_instants_in_order(crew_naps, backend):
 
 
 @pytest.mark.anyio
-async def test_it_does_not_jump_while_a_task_is_awake():
+async def test_time_does_not_jump_while_a_task_is_awake():
     clock, seen = ManualClock(autojump=True), []
 
     async def work():
@@ -156,7 +156,7 @@ async def test_two_clocks_on_one_loop_do_not_wait_for_each_other():
 
 
 @pytest.mark.anyio
-async def test_it_serves_one_loop_after_another():
+async def test_a_clock_serves_one_loop_after_another():
     clock = ManualClock(autojump=True)
 
     async def main():

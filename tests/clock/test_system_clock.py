@@ -45,7 +45,7 @@ def machine(monkeypatch):
     return Machine().shown(monkeypatch)
 
 
-def test_it_starts_at_the_date_and_runs_on(machine):
+def test_a_system_clock_starts_at_the_date_and_runs_on(machine):
     clock = SystemClock()
     assert clock.now_us() == clock.wall_us() == EPOCH_NS // 1_000
     machine.run(1_500)

@@ -102,7 +102,7 @@ def test_costs_that_can_never_be_admitted(strategy, operation, door):
     door.check_refused(strategy, call(operation, NOW, 0, str(strategy.max_cost + 1)), (operation,))
 
 
-def test_costs_of_slots(door):
+def test_wrong_costs_of_slots_are_refused(door):
     for bad in NUMBERS_THAT_ARE_NONE:
         door.check_refused(STRATEGIES["queue"], call(RESERVE, NOW, 0, bad, "false", "7"), (RESERVE,))
 
@@ -122,7 +122,7 @@ def test_skews(strategy, door):
 
 
 @pytest.mark.parametrize("bad", ["1.5", "NaN", "Infinity", "true", '"1"', "[1.5,0]", "[[NaN]]", "[true]"])
-def test_other_words(bad, door):
+def test_wrong_other_arguments_are_refused(bad, door):
     gate, queue = STRATEGIES["gcra"], STRATEGIES["queue"]
     for operation in (REFUND, DEBIT):
         door.check_refused(gate, call(operation, NOW, 0, "1", bad), (operation,))

@@ -247,7 +247,7 @@ def no_ears_left():
 
 @pytest.mark.usefixtures("no_ears_left")
 @pytest.mark.parametrize(("backend", "where", "scenario"), CASES)
-def test_it_takes_no_lock_and_warns_of_nothing(backend, where, scenario, looked_at):
+def test_a_discarded_coroutine_takes_no_lock_and_warns_of_nothing(backend, where, scenario, looked_at):
     for leave_at in range(1, MOST_AWAITS + 1):
         store = STORES[where]()
         make = lambda store=store: scenario(store)  # noqa: E731

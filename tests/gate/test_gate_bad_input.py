@@ -131,7 +131,7 @@ async def test_keys_are_a_series_of_keys(refused, gate, keys):
 
 
 @pytest.mark.parametrize("decision", [None, 5, True, "yes", (), {}, object()], ids=name)
-async def test_what_is_refunded_is_the_decision_of_a_charge(refused, gate, decision):
+async def test_only_the_decision_of_a_charge_can_be_refunded(refused, gate, decision):
     refused(lambda: gate.refund("key", decision), "decision")
     await refused_async(gate.arefund("key", decision), "decision")
     assert gate.peek("key").remaining == 3

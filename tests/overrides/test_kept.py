@@ -45,13 +45,13 @@ def test_nothing_is_kept_of_limits_that_go_to_and_fro(tmp_path, kind):
     store.close()
 
 
-def test_nor_does_memory_keep_anything_of_limits_that_never_come_again():
+def test_nothing_is_kept_of_limits_that_never_come_again():
     store = MemoryStore(ManualClock(1_000_000_000))
     rounds = [[f"{number}/s" for number in numbers] for numbers in (range(20, 60), range(100, 300))]
     assert kept_of(store, *rounds) < MOST_KEPT
 
 
-def test_the_limits_in_code_keep_their_place_though_no_call_goes_by_them():
+def test_the_limits_in_code_keep_their_place_while_overrides_are_set():
     store = MemoryStore(ManualClock(1_000_000_000))
     policy = Policy("10/s", name="api", store=store)
     change_often(store, policy, ["20/s", "30/s", "40/s"])

@@ -115,7 +115,7 @@ CASES = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_in_a_cancelled_scope_it_takes_nothing(case, store):
+async def test_a_call_in_a_cancelled_scope_takes_nothing(case, store):
     call, is_free = case(store)
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -126,7 +126,7 @@ async def test_in_a_cancelled_scope_it_takes_nothing(case, store):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_in_an_inner_scope_of_a_cancelled_one_it_takes_nothing(case, store):
+async def test_a_call_in_an_inner_scope_of_a_cancelled_one_takes_nothing(case, store):
     call, is_free = case(store)
     with anyio.CancelScope() as scope, anyio.CancelScope():
         scope.cancel()

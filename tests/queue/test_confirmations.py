@@ -47,7 +47,7 @@ def test_an_immediate_call_is_one_trip_and_a_delayed_one_two(stage, clock, kind)
 
 
 @pytest.mark.parametrize("kind", [SlowStore, FarStore])
-def test_so_it_is_for_threads(clock, kind):
+def test_a_delayed_call_of_a_thread_is_two_trips(clock, kind):
     store = kind(clock, 0.01)
     shaper = shaper_on(store)
     for _ in range(5):

@@ -22,7 +22,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
 @pytest.mark.anyio
-async def test_it_wakes_all_waiting_tasks():
+async def test_an_alarm_wakes_all_waiting_tasks():
     alarm, woken = AsyncAlarm(), []
 
     async def wait(name):
@@ -134,7 +134,7 @@ async def test_many_threads_may_set_it_at_once(crew):
     assert alarm.is_set()
 
 
-def test_it_is_made_on_a_loop():
+def test_an_alarm_is_made_on_a_loop():
     with pytest.raises(RuntimeError):
         AsyncAlarm()
 

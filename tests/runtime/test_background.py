@@ -60,7 +60,7 @@ process.in_background(threading.Event().wait)
 """
 
 
-def test_it_does_not_wait_for_ever():
+def test_a_process_does_not_wait_for_its_last_work_for_ever():
     assert ended(HANGING) == []
 
 

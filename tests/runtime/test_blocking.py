@@ -117,7 +117,7 @@ def policy():
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize(("way", "awaited"), WAYS.items(), ids=lambda way: getattr(way, "__name__", ""))
-def test_it_names_the_line_of_the_user_and_what_to_write_there(way, awaited, backend, policy):
+def test_the_warning_names_the_line_of_the_user_and_the_replacement(way, awaited, backend, policy):
     [warning] = warnings_on_a_loop(lambda: way(policy), backend=backend)
     lines, first = inspect.getsourcelines(way)
     assert warning.category is RuntimeWarning
@@ -142,7 +142,7 @@ def test_a_budget_of_tokens_warns_too():
     assert warning.filename == __file__
 
 
-def test_it_is_shown_once_for_each_line(policy):
+def test_the_warning_is_shown_once_for_each_line(policy):
     def calls():
         for _ in range(3):
             policy.shaper.schedule()
@@ -152,7 +152,7 @@ def test_it_is_shown_once_for_each_line(policy):
     assert second.lineno == first.lineno + 1
 
 
-def test_as_an_error_it_gives_the_slot_back(policy):
+def test_the_warning_as_an_error_gives_the_slot_back(policy):
     async def main():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -175,7 +175,7 @@ def test_a_call_that_leaves_at_once_does_not_warn():
     assert warnings_on_a_loop(shaper.schedule) == []
 
 
-def test_what_is_named_is_there():
+def test_the_replacements_in_the_warning_exist():
     places = {
         "Admission": "policy",
         "Shaper": "shaper",

@@ -145,6 +145,6 @@ PLACES = [listener, listener_of_all, refund_on, permit, answer, usage, failure, 
 
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("place", PLACES)
-def test_what_it_raises_reaches_the_user(place):
+def test_an_error_of_a_handler_reaches_the_user(place):
     with pytest.raises(TimeUp):
         place(Struck())

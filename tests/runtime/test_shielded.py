@@ -30,7 +30,7 @@ async def cleaning_up(done):
 
 
 @pytest.mark.anyio
-async def test_it_gives_the_answer_or_raises_the_error():
+async def test_a_shielded_call_returns_the_answer_or_raises_the_error():
     done = []
     assert await shielded(lambda: work(done)) == 7
     with pytest.raises(KeyError):
@@ -38,7 +38,7 @@ async def test_it_gives_the_answer_or_raises_the_error():
     assert done == [True, True]
 
 
-def test_in_a_thread_it_is_a_call():
+def test_a_shielded_call_in_a_thread_is_a_plain_call():
     async def flow(driver):
         return await driver.shielded(lambda: THREADS.shielded(lambda: TASKS.shielded(now)))
 
@@ -49,7 +49,7 @@ def test_in_a_thread_it_is_a_call():
 
 
 @pytest.mark.anyio
-async def test_in_a_cancelled_scope_it_goes_on():
+async def test_a_shielded_call_in_a_cancelled_scope_goes_on():
     done = []
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -60,7 +60,7 @@ async def test_in_a_cancelled_scope_it_goes_on():
 
 
 @pytest.mark.parametrize("turns", range(TURNS))
-def test_it_goes_on_however_often_asyncio_cancels(turns):
+def test_a_shielded_call_goes_on_however_often_asyncio_cancels(turns):
     async def main():
         done = []
         task = asyncio.ensure_future(cleaning_up(done))
@@ -75,7 +75,7 @@ def test_it_goes_on_however_often_asyncio_cancels(turns):
     asyncio.run(main())
 
 
-def test_what_cancels_it_strikes_when_it_has_ended():
+def test_a_cancellation_strikes_when_the_shielded_call_has_ended():
     async def main():
         done = []
         task = asyncio.ensure_future(shielded(lambda: work(done)))

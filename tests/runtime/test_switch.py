@@ -97,7 +97,7 @@ def test_an_error_inside_switches_on_again(clock):
     assert [shaper.reserve().delay for _ in range(2)] == [0.0, 3_600.0]
 
 
-def test_it_serves_as_a_decorator(clock):
+def test_off_serves_as_a_decorator(clock):
     shaper = Shaper("1/h", clock=clock)
 
     @off()
@@ -108,7 +108,7 @@ def test_it_serves_as_a_decorator(clock):
     assert [shaper.reserve().delay for _ in range(2)] == [0.0, 3_600.0]
 
 
-def test_it_holds_in_all_threads_until_the_last_has_left(clock):
+def test_off_holds_in_all_threads_until_the_last_has_left(clock):
     shaper = Shaper("1/h", clock=clock)
     entered, leave = threading.Event(), threading.Event()
     delays = []
@@ -131,7 +131,7 @@ def test_it_holds_in_all_threads_until_the_last_has_left(clock):
     assert [shaper.reserve().delay for _ in range(2)] == [0.0, 3_600.0]
 
 
-def test_many_threads_leave_it_as_they_found_it(clock):
+def test_many_threads_leave_the_switch_as_they_found_it(clock):
     def in_and_out():
         for _ in range(300):
             with off():
@@ -147,7 +147,7 @@ def test_many_threads_leave_it_as_they_found_it(clock):
 
 
 @pytest.mark.anyio
-async def test_it_holds_in_all_tasks(clock):
+async def test_off_holds_in_all_tasks(clock):
     shaper = Shaper("1/h", clock=clock)
     delays = []
 

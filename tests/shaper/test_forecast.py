@@ -199,5 +199,5 @@ def test_a_forecast_of_an_idle_key(anyio_backend):
 
 
 @pytest.mark.parametrize("calls", [0, -1, 1.5, True, None, "2"])
-def test_what_is_no_number_of_calls(refused, calls):
+def test_wrong_numbers_of_calls_are_refused(refused, calls):
     refused(lambda: Shaper("10/s").forecast(calls), "calls")

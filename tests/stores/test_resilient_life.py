@@ -228,7 +228,7 @@ def test_its_threads_end_with_it(host, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_it_has_the_properties_of_its_primary(host):
+def test_a_resilient_store_has_the_properties_of_its_primary(host):
     store = host.worker("open")
     assert (store.clock, store.shared, store.clock_decides) == (host.clock, False, True)
     assert repr(store) == "ResilientStore(FaultyStore(MemoryStore(0 keys)), on_outage='open')"

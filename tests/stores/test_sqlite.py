@@ -65,7 +65,7 @@ def test_two_stores_on_one_file_share_one_rate(stores, clock):
     assert clock.now() == pytest.approx(1_000 + left + 0.4)
 
 
-def test_it_serves_everything_that_takes_a_store(stores):
+def test_a_sqlite_store_serves_everything_that_takes_a_store(stores):
     store, other = stores
     policy = Policy("1/s", quota="3/day", name="policy", store=store)
     with policy.admit("alice") as admission:

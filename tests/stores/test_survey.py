@@ -84,7 +84,7 @@ def worked_out(seen, name, trial, key):
 
 
 @pytest.mark.parametrize("kind", list(GROUPS))
-def test_it_sees_the_states_as_they_are(make_store, kind):
+def test_a_survey_sees_the_states_as_they_are(make_store, kind):
     rng, clock = random.Random(kind), ManualClock(START_S)
     store = make_store(clock)
     compared = 0
@@ -107,7 +107,7 @@ def test_it_sees_the_states_as_they_are(make_store, kind):
     assert list(store.survey(NAME)) == []
 
 
-def test_it_shows_what_keys_shows(make_store):
+def test_a_survey_shows_the_same_keys_as_keys(make_store):
     store = make_store()
     for name in ("a", "a:b", "{}"):
         gate = Gate(GCRA("1/h"), name=name, store=store)
@@ -116,7 +116,7 @@ def test_it_shows_what_keys_shows(make_store):
     assert {live_key.shown for live_key in store.survey("a:b")} == set(store.keys("a:b"))
 
 
-def test_it_prolongs_and_changes_nothing_on_redis():
+def test_a_survey_prolongs_and_changes_nothing_on_redis():
     store = RedisStore.from_url(shared_server().url, prefix="survey-untouched")
     shaper = Shaper("1/min", name="untouched", store=store)
     for key in map(str, range(30)):
@@ -221,7 +221,7 @@ def test_damaged_states_are_seen_as_such(make_store, tmp_path):
     assert (live_key.program, live_key.state, live_key.is_damaged) == (None, None, True)
 
 
-def test_it_needs_no_slot_in_the_files_queue(tmp_path):
+def test_a_survey_needs_no_place_in_the_queue_for_the_file(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     assert Gate(GCRA("1/h"), name="api", store=store).check("a")
     other = SqliteSurvey(str(tmp_path / "limits.db"))

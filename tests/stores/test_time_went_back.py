@@ -29,7 +29,7 @@ TICK_S = {"day": 8_640, "spread day": 8_640}
 
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
-def test_what_was_over_stays_over(story, kind, tmp_path):
+def test_a_period_that_was_over_stays_over(story, kind, tmp_path):
     limit, acts = STORIES[story]
     clock = ManualClock()
     store = {

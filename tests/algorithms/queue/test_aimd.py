@@ -101,7 +101,7 @@ def test_late_answers_neither_raise_nor_state(least, story, late):
 
 
 @given(SHARES, STORIES, st.integers(1, 1_000), st.integers(0, 60 * SECOND))
-def test_what_is_gained_is_bounded_by_calls_and_by_time(least, story, count, span):
+def test_a_gain_is_bounded_by_calls_and_by_time(least, story, count, span):
     """A success is worth 0.2 s, no time counts twice, and none that goes back."""
     for now, _, _, law in steps(story, least):
         after = adaptive.after_success(law, now + span, count, now + span)

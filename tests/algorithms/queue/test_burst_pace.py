@@ -15,7 +15,7 @@ gaps = st.lists(st.integers(0, 30).map(lambda n: n * SECOND // 20), min_size=1, 
 
 @settings(max_examples=200)
 @given(st.integers(1, 7), st.sampled_from([1, 3]), gaps)
-def test_each_call_leaves_a_window_after_the_call_that_is_limit_places_before_it(limit, seconds, gaps):
+def test_each_call_leaves_a_window_after_the_call_limit_places_before(limit, seconds, gaps):
     follower = Follower(f"{limit} per {seconds} s", pace="burst")
     window, due = seconds * SECOND, []
     for gap in gaps:
@@ -71,5 +71,5 @@ def test_the_order_in_which_rates_are_written_does_not_matter():
 
 
 @pytest.mark.parametrize("options", [{"pace": "fast"}, {"pace": "burst", "burst": 5}])
-def test_what_a_pace_cannot_be(options, refused):
+def test_wrong_paces_are_refused(options, refused):
     refused(lambda: Shaper("10/s", **options), "pace", "burst")

@@ -13,7 +13,7 @@ SPANS = st.integers(0, 2**40)
 
 
 @given(INSTANTS, INSTANTS, SHARES, SPANS)
-def test_it_runs_at_its_share_of_real_time(anchor, virtual, share, span):
+def test_the_clock_runs_at_its_share_of_real_time(anchor, virtual, share, span):
     exactly = virtual + Fraction(span * share, FULL)
     assert exactly - 1 < shown(anchor, virtual, share, anchor + span) <= exactly
 

@@ -29,14 +29,14 @@ def raised(shaper, clock, *, seconds=4):
 # outcomes reported by hand
 
 
-def test_it_begins_at_the_lowest_rate_and_paces_by_it(clock):
+def test_an_adaptive_shaper_begins_at_the_lowest_rate_and_paces_by_it(clock):
     shaper = Shaper(adaptive=Adaptive(min="2/s", max="50/s"), clock=clock)
     assert shaper.adaptive.rate() == pytest.approx(2)
     assert [shaper.reserve().delay for _ in range(4)] == pytest.approx([0, 0.5, 1, 1.5], abs=1e-5)
     assert shaper.forecast(4).last_in == pytest.approx(3.5, abs=1e-5)
 
 
-def test_success_raises_it_and_a_refusal_lowers_it_once(clock):
+def test_success_raises_the_rate_and_a_refusal_lowers_it_once(clock):
     shaper = Shaper(adaptive=BETWEEN, clock=clock)
     before = raised(shaper, clock)
     assert before > 2

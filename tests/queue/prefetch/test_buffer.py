@@ -57,7 +57,7 @@ def test_slots_that_new_limits_have_moved_go_back_at_once():
     assert isinstance(buffer.next(START, 0), Rest)
 
 
-def test_with_a_burst_it_is_good_until_its_place_on_the_grid_begins():
+def test_with_a_burst_a_slot_is_good_until_its_place_on_the_grid_begins():
     """The third of a burst of three leaves at once, or up to two slots later."""
     bench = Bench("10/s burst 3", further=4)
     assert [granted.departs_at_us - START for granted in bench.granted] == [0, 0, 0, 100_000, 200_000]
@@ -165,7 +165,7 @@ def test_while_slots_are_taken_the_key_is_looked_up_before_a_span_is_over():
     assert isinstance(buffer.next(sent_us + 50_000, 0), Wait)
 
 
-def test_an_answer_that_would_come_too_late_is_not_asked_for():
+def test_a_question_is_not_sent_when_its_answer_would_come_too_late():
     """Of a trip of half a span the answer is as old as that, and of a longer one of no use."""
     for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
         # A queue of a minute, of which the callers have the end.

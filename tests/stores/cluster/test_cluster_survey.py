@@ -3,7 +3,7 @@
 from shapekit import Shaper
 
 
-def test_it_sees_the_keys_of_all_shards(store, name, keys):
+def test_a_survey_sees_the_keys_of_all_shards(store, name, keys):
     shaper = Shaper("1/min; 10/h", name=name, store=store)
     for key in keys:
         for _ in range(3):
