@@ -185,7 +185,7 @@ def test_the_number_of_waiting_calls_is_bounded(monkeypatch):
     monkeypatch.setattr(concurrency_module, "MOST_WAITING", 3)
     program, state = room_of(*((1, number) for number in range(1, 5)), limit=1)
     assert program.enter(state, 0, 2, 1, 1) == (state, (-1, 0), 0, False)
-    assert program.enter(state, 0, 1, 4, 1)[1][0] == 3, "who stands there already does so still"
+    assert program.enter(state, 0, 1, 4, 1)[1][0] == 3, "a call that waits already still waits"
 
 
 def test_a_share_is_one_permit_at_least():

@@ -257,17 +257,17 @@ def test_one_of_the_waiting_calls_asks_for_all():
     limits.discard(first)
     limits.hand_over(2_000)
     assert second.is_set()
-    assert not near.is_set(), "who leaves soon does not ask"
+    assert not near.is_set(), "a call that leaves soon does not ask"
     limits.discard(second)
     assert limits.until_us(second, 3_000, 10**8) > 3_000 + QUICK_US
     limits.discard(near)
     limits.discard(second)
-    assert limits.until_us(second, 0, 10**12) >= 60_000_000, "who waits for days asks once a minute"
+    assert limits.until_us(second, 0, 10**12) >= 60_000_000, "a call that waits for days asks once a minute"
     second.clear()
     assert limits.until_us(first, 0, 10**12 + 1) > 10**12
     assert not second.is_set()
     assert limits.until_us(near, 0, NOTICE_US - 1) > 10**12
-    assert second.is_set(), "and sooner for one who leaves soon"
+    assert second.is_set(), "and sooner for one that leaves soon"
     limits.discard(second)
     assert limits.until_us(second, 0, 10**12) <= QUICK_US * 5 // 4
 

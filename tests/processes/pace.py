@@ -57,5 +57,5 @@ class Pace:
         return (
             f"{len(self._left)} left, {self.rate:.2f}/s, {self.most_in_a_second} in a second; ms late: least "
             f"{self.earliest * 1e3:.3f}, median {self.median * 1e3:.3f}, most {self.latest * 1e3:.1f}; "
-            f"nobody in line for {self.idle:.3f} s, stalled for {self.stalled:.3f} s"
+            f"no call waiting for {self.idle:.3f} s, stalled for {self.stalled:.3f} s"
         )

@@ -41,7 +41,7 @@ bursts = Gate(GCRA("1/h", 10), name="burst", store=store)
 print("ready", flush=True)
 sys.stdin.readline()
 
-turns, waits, asked = [], [], []
+turns, waits, decisions = [], [], []
 for _ in range(25):
     before = true_ns() // 1_000
     turn = paced.reserve()
@@ -53,9 +53,10 @@ for _ in range(10):
 for _ in range(20):
     for n, quota in enumerate(quotas):
         decision = quota.check()
-        asked.append((n, decision.reset_at_us, decision.allowed))
+        decisions.append((n, decision.reset_at_us, decision.allowed))
 print(json.dumps({
-    "turns": turns, "waits": waits, "asked": asked, "burst": sum(bool(bursts.check()) for _ in range(20)),
+    "turns": turns, "waits": waits, "decisions": decisions,
+    "burst": sum(bool(bursts.check()) for _ in range(20)),
 }))
 """
 
@@ -76,7 +77,7 @@ def test_workers_with_different_clocks_share_as_exactly_as_with_equal_ones(crew,
     assert 0 <= min(waits) <= max(waits) < 2 * SECOND_US
 
     assert sum(each["burst"] for each in outputs) == 10
-    decisions = [tuple(one) for each in outputs for one in each["asked"]]
+    decisions = [tuple(one) for each in outputs for one in each["decisions"]]
     for number in range(6):
         # Where the period ends while we look, each has its own limit.
         periods = Counter(reset for n, reset, _ in decisions if n == number)

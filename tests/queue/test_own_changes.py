@@ -28,7 +28,7 @@ def known_already(request, clock, tmp_path):
         "memory behind a wire": lambda: SlowStore(clock, 0.002),
         "far away": lambda: FarStore(clock, 0.002),
         "SQLite": lambda: SQLiteStore(tmp_path / "limits.db", clock=clock),
-        "Redis": lambda: RedisStore.from_url(shared_server().url, clock=clock, prefix="told"),
+        "Redis": lambda: RedisStore.from_url(shared_server().url, clock=clock, prefix="own changes"),
     }[request.param]()
     shaper = shaper_on(store)
     shaper.reset()

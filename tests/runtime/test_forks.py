@@ -106,7 +106,7 @@ if child == 0:
     threading.Event.wait = lambda *_: os._exit(1)
     run(confirmations.ask, "key")
     os._exit(0)
-assert os.waitpid(child, 0)[1] == 0, "a child waits for what its parent has asked"
+assert os.waitpid(child, 0)[1] == 0, "a child waits for an answer to its parent"
 answer.set()
 asker.join(20)
 print("apart")

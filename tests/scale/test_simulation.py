@@ -165,7 +165,7 @@ def test_slots_given_back_go_to_the_next_callers(store: Network, seed: int) -> N
     begun, last = busy_from(played), taken[-1]
     assert all((at - begun) % GRID_US == 0 for at in taken if at >= begun)
     unused = (last - begun) // GRID_US + 1 - sum(at >= begun for at in taken)
-    assert unused < played.given_back / 4, "nearly every place found somebody"
+    assert unused < played.given_back / 4, "nearly every place was taken"
 
 
 @NETWORKS

@@ -43,7 +43,9 @@ class World:
         asker.join(PATIENCE_S)
         assert not asker.is_alive(), "the next call hangs"
         seen = self._ask()
-        assert seen == self.count, f"the witness has called {self.count} times, and is told {seen}"
+        assert seen == self.count, (
+            f"the witness has called {self.count} times, and the store has counted {seen}"
+        )
         self.prepare()
 
     def _ask(self):

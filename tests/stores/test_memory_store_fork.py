@@ -19,16 +19,16 @@ def in_child(work):
         if child == 0:
             signal.alarm(20)
             texts = [str(w.message) for w in caught if "MemoryStore" in str(w.message)]
-            told = [f"warned: {text}" for text in texts] + [str(line) for line in work()]
-            os.write(writer, chr(10).join(told).encode())
+            lines = [f"warned: {text}" for text in texts] + [str(line) for line in work()]
+            os.write(writer, chr(10).join(lines).encode())
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        told = pipe.read()
+        lines = pipe.read()
     _, status = os.waitpid(child, 0)
     assert status == 0, f"the child died: {status}"
     assert not [w for w in caught if "MemoryStore" in str(w.message)], "the parent was warned"
-    return told.splitlines()
+    return lines.splitlines()
 """
 
 
@@ -135,10 +135,10 @@ def work():
     for _ in range(2):
         with policy.admit(max_wait=0):
             yield "in"
-told = in_child(work)
+lines = in_child(work)
 done.set()
 holder.join(20)
 with policy.admit(max_wait=0):
-    print(*told, "in", sep=chr(10))
+    print(*lines, "in", sep=chr(10))
 """)
     assert [line for line in lines if not line.startswith("warned")] == ["in"] * 3

@@ -92,7 +92,7 @@ def test_each_server_is_lost_and_found_by_itself(store, cluster, clock, ask):
     assert ask("three").remaining == 99
     calls = cluster.calls
     ask("two")
-    assert cluster.calls == calls, "one that is known to be lost is not asked"
+    assert cluster.calls == calls, "a server that is known to be lost gets no call"
     cluster.gone.clear()
     clock.advance(10)
     assert ask("two").remaining == 99

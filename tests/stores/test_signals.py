@@ -16,7 +16,7 @@ from shapekit.stores.sqlite import SQLiteStore
 
 kind, where, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
 raised, unraisable = 0, []
-sys.unraisablehook = unraisable.append  # what a signal interrupts in a finalizer is lost, and told
+sys.unraisablehook = unraisable.append  # what a signal interrupts in a finalizer is lost, and reported here
 
 class Interrupted(BaseException):
     pass
@@ -30,7 +30,7 @@ def interrupt(number, frame):
     outer, kinds = frame, [Interrupted, TimeUp]
     while outer is not None and outer.f_code is not called.__code__:
         if outer.f_code.co_name == "__del__" and "redis" in outer.f_code.co_filename:
-            kinds = [Interrupted]  # the client's finalizers drop every Exception, and tell nobody
+            kinds = [Interrupted]  # the client's finalizers drop every Exception silently
         outer = outer.f_back
     if outer is not None and left:
         left -= 1

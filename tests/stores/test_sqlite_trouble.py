@@ -185,7 +185,7 @@ os.chmod(path, 0o444)
 os.chmod(path + "-lock", 0o666)
 os.chmod(folder, 0o755)
 if os.geteuid() == 0:
-    os.seteuid(65534)    # to whom, other than to root, modes mean something
+    os.seteuid(65534)    # a user for whom, unlike root, modes count
 for call in (gate.check, lambda: SQLiteStore(path)):
     try:
         call()

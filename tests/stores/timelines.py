@@ -118,10 +118,10 @@ class Hands:
         return self.wall
 
     def sleep(self, seconds, alarm):
-        raise AssertionError("nobody sleeps here")
+        raise AssertionError("this clock never sleeps")
 
     async def asleep(self, seconds, alarm):
-        raise AssertionError("nobody sleeps here")
+        raise AssertionError("this clock never sleeps")
 
 
 class Player:

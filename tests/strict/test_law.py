@@ -63,7 +63,7 @@ def test_a_call_that_stalled_before_it_left_begins_its_window_earlier_by_the_sta
     assert not breaks(pace, "49/s", stalls=seen(6, 12))
     assert breaks(pace, "49/s", stalls=seen(6, 11)), "a shorter stall does not explain it"
     assert breaks(pace, "49/s", stalls=seen(17, 12)), "it had left by then"
-    assert breaks(pace, "49/s", stalls=seen(980, 12)), "who leaves late at the end breaks nothing by that"
+    assert breaks(pace, "49/s", stalls=seen(980, 12)), "a call that leaves late at the end breaks nothing"
 
 
 def test_a_burst_counts_on_top_of_the_rate():

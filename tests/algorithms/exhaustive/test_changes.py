@@ -88,7 +88,7 @@ class Rules:
             must_act = must_act or is_late or worker.due <= world.now
             if due != worker.due:
                 moved = world._replace(workers=ranked(*others, worker._replace(due=due)))
-                yield "hears of a change", moved
+                yield "learns of a change", moved
             elif due <= world.now:
                 free = worker._replace(slot=None, due=0, start=Fraction(0), leaves=Fraction(0))
                 left = tuple(sorted((*world.left, world.now)))

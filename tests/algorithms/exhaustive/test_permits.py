@@ -67,7 +67,7 @@ class Rules:
                 yield name + "enters", known
                 if world.troubles:
                     yield (
-                        name + "enters and never hears of it",
+                        name + "enters and never gets the answer",
                         changed(entered, worker, made=worker.made + 1),
                     )
         else:
@@ -75,7 +75,7 @@ class Rules:
             yield name + "leaves", left
             if world.troubles:
                 lost = left._replace(room=world.room, troubles=world.troubles - 1)
-                yield name + "leaves, and nobody hears of it", lost
+                yield name + "leaves, and the message is lost", lost
                 crashed = changed(world, worker, lives=False, call="")
                 line = tuple(one for one in world.line if one != worker.owner)
                 yield name + "crashes", crashed._replace(troubles=world.troubles - 1, line=line)
@@ -151,7 +151,7 @@ class Rules:
         assert believed == [owner for owner in waiting if owner in world.line], (
             f"{waiting} is not {world.line}"
         )
-        assert list(world.line[len(world.line) - len(believed) :]) == believed, "somebody overtakes"
+        assert list(world.line[len(world.line) - len(believed) :]) == believed, "a call overtakes"
 
     def ends_well(self, world: World) -> None:
         """Once the dead are forgotten and the living have renewed, those in flight leave, and all get one."""
@@ -170,7 +170,7 @@ class Rules:
             for owner in range(len(world.workers)):
                 if world.workers[owner].call:
                     world = self.watches(world, world.workers[owner])
-        assert not world.line, "somebody waits for ever"
+        assert not world.line, "a call waits for ever"
         assert self.program.standing(world.room, world.now) == (0, 0)
 
 

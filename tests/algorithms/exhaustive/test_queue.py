@@ -118,7 +118,7 @@ class Rules:
             yield "leaves at once", self.leaves(taken, others, tried, slot, world.now)
         if world.troubles:
             yield (
-                "takes a slot and never hears of it",
+                "takes a slot and never gets the answer",
                 taken._replace(
                     workers=ranked(*others, tried),
                     troubles=world.troubles - 1,
@@ -131,7 +131,7 @@ class Rules:
         due = self.due(world, worker.slot)
         if due <= world.now:
             return "leaves", self.leaves(world, others, free(worker), worker.slot, due)
-        return "hears of the hold", world._replace(workers=ranked(*others, worker._replace(due=due)))
+        return "learns of the hold", world._replace(workers=ranked(*others, worker._replace(due=due)))
 
     def cancels(self, world: World, worker: Worker, others: tuple[Worker, ...]) -> tuple[str, World]:
         line, given_back, _, _ = self.queue.cancel(world.line, world.now, worker.slot)
@@ -239,7 +239,7 @@ class WindowRules(Rules):
         passed = self.widest if book and book[:2] != (NONE, NOTHING_GONE) else 0
         assert due < first + passed or due == first, f"leaves at {due}, and could at {first}"
         is_free = bool(book) and any(book[0])
-        assert due >= first or is_free, f"leaves at {due}, and overtakes somebody at {first}"
+        assert due >= first or is_free, f"leaves at {due}, and overtakes a call at {first}"
 
 
 def free(worker: Worker) -> Worker:

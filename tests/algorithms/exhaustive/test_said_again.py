@@ -88,7 +88,7 @@ class Rules:
         yield f"{index} settles {actual}", with_call(acted, line, index, Call(known, actual))
         if changes:
             lost = call._replace(units=actual, is_known=False)
-            yield f"{index} settles {actual}, unheard", with_call(acted, line, index, lost)
+            yield f"{index} settles {actual}, and the answer is lost", with_call(acted, line, index, lost)
 
     def check(self, world: World) -> None:
         truth = sum(call.units for call in world.calls)

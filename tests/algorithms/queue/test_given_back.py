@@ -343,7 +343,7 @@ def test_the_burst_in_use_in_a_decision_counts_the_calls_behind_a_given_back_slo
     rate, burst = limit
     is_there = []
     for early_us in (2, 0):
-        shaper = Shaper(rate, burst=burst, name="told", clock=ManualClock())
+        shaper = Shaper(rate, burst=burst, name="api", clock=ManualClock())
         taken = [shaper.reserve(cost=1 + cost % burst) for cost in costs]
         shaper.cancel(taken[gone % len(taken)])
         decision = shaper.reserve().decision

@@ -103,7 +103,7 @@ def test_the_server_states_a_cap_and_raises_it_again(clock):
     shaper.adaptive.stated(300, "1m", age=0.1)
     assert shaper.adaptive.rate() == pytest.approx(5)
     shaper.adaptive.stated(3_000, "1m", age=5)
-    assert shaper.adaptive.rate() == pytest.approx(5), "said before, heard later"
+    assert shaper.adaptive.rate() == pytest.approx(5), "a statement that is older, and arrives later"
     clock.advance(1)
     shaper.adaptive.stated(1_200, "1m", age=0.1)
     assert shaper.adaptive.rate() == pytest.approx(10), "it may be faster now, and is as fast as was found"

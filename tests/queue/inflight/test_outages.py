@@ -132,7 +132,7 @@ def test_calls_that_wait_when_the_store_is_lost_go_on_by_the_outage_mode(mode):
         with mine.admit(timeout=60) as admission:
             assert admission.holds_permit
             assert admission.delay >= 0.03
-    assert standing(theirs) == (1, 0), "a permit for the place in line that nobody took back"
+    assert standing(theirs) == (1, 0), "a permit for the place in the queue that was not given back"
     faulty.mend()
     clock.advance(RECOVERY_S)
     with mine.admit(max_wait=0):

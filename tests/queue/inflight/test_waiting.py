@@ -202,7 +202,7 @@ def test_a_bound_covers_the_permit_and_the_slot_together(clock):
     with pytest.raises(QueueFullError) as caught:
         policy.admit(max_wait=4).__enter__()
     assert caught.value.delay == 5.0
-    assert standing(policy) == (0, 0), "whoever gets no slot has no permit"
+    assert standing(policy) == (0, 0), "a call without a slot has no permit"
     with policy.admit(max_wait=5) as admission:
         assert admission.delay == 5.0
 

@@ -216,7 +216,7 @@ def test_an_answer_that_was_under_way_for_longer_than_a_span_does_not_set_the_cl
     standing, fetched = bench.server.call(RESERVE_MANY, ((1, None, 7),), (9, SECOND, 7))
     bench.buffer.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.buffer.doubts)
     [awaited] = bench.buffer.fill(fetched[:1], fetched[1:], later)
-    assert awaited[1] == 1, "it waits, and so hears that it is late"
+    assert awaited[1] == 1, "it waits, and so learns that it is late"
     assert bench.buffer.take(later, 1, None) is None
     assert bench.buffer.known(later + 1) is None or bench.buffer.known(later + 1)[3] <= 10_000
 

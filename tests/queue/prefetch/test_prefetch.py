@@ -341,7 +341,7 @@ def test_prefetch_is_accepted_wherever_keywords_of_a_policy_are(store):
         return 1
 
     assert call() == 1
-    from_dict = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, name="told", store=store)
+    from_dict = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, name="from a dict", store=store)
     assert from_dict.shaper.core.prefetch is not None
     for each in (policy, from_dict):
         each.close()
