@@ -79,23 +79,23 @@ def test_sleepers_due_at_once_go_in_order(anyio_backend, seed):
     clock, rng = Shuffling(seed), random.Random(seed)
     waiters, gone = Sleepers(clock, "test"), []
     start = clock.now_us()
-    turns = [(start + due, turn) for due in range(1, 6) for turn in range(6)]
+    sleepers = [(start + due, number) for due in range(1, 6) for number in range(6)]
 
-    async def member(due, turn):
-        await waiters.asleep(due, turn)
-        gone.append((due, turn))
+    async def member(due, number):
+        await waiters.asleep(due, number)
+        gone.append((due, number))
 
     async def main():
         with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
-                for due in rng.sample(turns, len(turns)):
+                for due in rng.sample(sleepers, len(sleepers)):
                     tasks.start_soon(member, *due)
                 for _ in range(3):
                     await checkpoint()
                 clock.advance(1)
 
     anyio.run(main, backend=anyio_backend)
-    assert gone == turns
+    assert gone == sleepers
     assert waiters._lines == {}
 
 

@@ -38,10 +38,10 @@ async def shaper_schedules(store):
 
 async def shaper_answers(store):
     shaper = Shaper("1/h", store=store, name="n")
-    turns = [await shaper.areserve() for _ in range(3)]
-    await turns[2].acancel()
-    await shaper.asettle(turns[0], 0)
-    await shaper.aremaining(turns[1])
+    reservations = [await shaper.areserve() for _ in range(3)]
+    await reservations[2].acancel()
+    await shaper.asettle(reservations[0], 0)
+    await shaper.aremaining(reservations[1])
     await shaper.aforecast()
     await shaper.ahold("1h")
     await shaper.aschedule()

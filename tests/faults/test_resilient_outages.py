@@ -122,8 +122,8 @@ def test_each_mode_does_what_it_promises_for_shapers_too(mode, server, open_stor
     if mode == "raise":
         with pytest.raises(StoreUnavailableError):
             shaper.reserve()
-    turns = [] if mode == "raise" else [shaper.reserve() for _ in range(3)]
-    assert [(turn.accepted, round(turn.delay / 60)) for turn in turns] == {
+    reservations = [] if mode == "raise" else [shaper.reserve() for _ in range(3)]
+    assert [(reservation.accepted, round(reservation.delay / 60)) for reservation in reservations] == {
         "raise": [],
         "open": [(True, 0)] * 3,
         "closed": [(False, 0)] * 3,

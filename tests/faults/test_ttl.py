@@ -174,9 +174,9 @@ def test_the_key_of_each_part_lives_as_long_as_its_state(name, store, server, tt
 def test_the_key_of_a_queue_lives_as_long_as_its_state(rates, store, server, ttls):
     shaper = Shaper(rates, store=store, name="shaper")
     before_us = now_us(server)
-    turns = [shaper.reserve() for _ in range(3)]
+    reservations = [shaper.reserve() for _ in range(3)]
     (ttl_ms,) = ttls()
-    last = before_us + turns[-1].delay * 1e6
+    last = before_us + reservations[-1].delay * 1e6
     assert ttl_ms * 1_000 >= last - now_us(server)
     longest_us = max(rate.period_us for rate in shaper.core.queue.rates)
     assert ttl_ms * 1_000 <= 2 * (last + longest_us - before_us) + 1_001_000
@@ -213,10 +213,10 @@ def test_no_key_is_without_a_ttl_after_all_kinds_of_calls(store, ttls):
         gate.forecast("cold")
     for pace in ("smooth", "burst"):
         shaper = Shaper("100/s; 1000/min", pace=pace, store=store, name=pace)
-        turns = [shaper.reserve() for _ in range(4)]
-        turns[1].cancel()
+        reservations = [shaper.reserve() for _ in range(4)]
+        reservations[1].cancel()
         shaper.hold("1s")
-        shaper.settle(turns[0], 3)
+        shaper.settle(reservations[0], 3)
         shaper.resume()
         shaper.reserve("other").cancel()
     policy = Policy("10/s", quota="1000/day", name="policy", store=store)

@@ -50,7 +50,7 @@ class World:
             clock=self.clock,
         )
         self.calls = [self.policy.admit(cost=cost).unentered() for cost in (1, 1, 2, 3)]
-        self.turns: list[Any] = []
+        self.reservations: list[Any] = []
         self.events: list[Event] = []
 
     def do(self, step: str, number: int, amount: int, answer: Answer) -> None:
@@ -69,8 +69,8 @@ class World:
             case "cancel":
                 call.reservation.cancel()
             case "cancel_later":
-                self.turns.append(policy.shaper.reserve(max_wait=60))
-                self.turns[number % len(self.turns)].cancel()
+                self.reservations.append(policy.shaper.reserve(max_wait=60))
+                self.reservations[number % len(self.reservations)].cancel()
             case "look":
                 assert call.delay >= 0
                 assert call.decision.remaining >= 0

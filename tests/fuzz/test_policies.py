@@ -82,11 +82,11 @@ def check_usable(policy: Policy) -> None:
     key = None if policy.key == "default" else "somebody"
     try:
         policy.forecast(key=key)
-        turn = policy.shaper.reserve("somebody", max_wait=0)
+        reservation = policy.shaper.reserve("somebody", max_wait=0)
     except CostExceedsLimitError as error:
         assert error.cost >= error.limit
     else:
-        assert turn.delay >= 0
+        assert reservation.delay >= 0
     assert len(repr(policy)) < 5_000
 
 

@@ -43,11 +43,11 @@ class Departures:
         self.names = []
         self.left = []
 
-    def note(self, name, turn):
+    def note(self, name, reservation):
         at, now = time.monotonic(), self.clock.now_us()
-        slot = turn.grant.departs_at_us
+        slot = reservation.grant.departs_at_us
         self.names.append(name)
-        self.left.append(Departure(at, (now - slot) / SECOND, slot, turn.delay > 0))
+        self.left.append(Departure(at, (now - slot) / SECOND, slot, reservation.delay > 0))
 
     def check_order(self, stalls):
         assert sorted(self.names) == list(range(CROWD))
@@ -117,8 +117,8 @@ def test_forty_threads_share_two_hundred_a_second(departures):
     def member(name):
         barrier.wait(PATIENCE_S)
         for _ in range(10):
-            turn = departures.shaper.schedule()
-            departures.note(name, turn)
+            reservation = departures.shaper.schedule()
+            departures.note(name, reservation)
 
     threads = [threading.Thread(target=member, args=(name,), daemon=True) for name in range(40)]
     for thread in threads:

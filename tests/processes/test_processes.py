@@ -118,10 +118,10 @@ def work():
     go.wait(20)
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        turn = shaper.schedule()
+        reservation = shaper.schedule()
         at, now = time.monotonic(), decider_now_us()
-        slot = turn.grant.departs_at_us
-        left.append((at, (now - slot) / 1e6, slot, turn.delay > 0))
+        slot = reservation.grant.departs_at_us
+        left.append((at, (now - slot) / 1e6, slot, reservation.delay > 0))
 
 crew = [threading.Thread(target=work) for _ in range(THREADS)]
 for thread in crew: thread.start()

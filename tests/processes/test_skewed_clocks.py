@@ -41,21 +41,21 @@ bursts = Gate(GCRA("1/h", 10), name="burst", store=store)
 print("ready", flush=True)
 sys.stdin.readline()
 
-turns, waits, decisions = [], [], []
+slots, waits, decisions = [], [], []
 for _ in range(25):
     before = true_ns() // 1_000
-    turn = paced.reserve()
-    wait_us = turn.grant.wait_us
-    turns.append((turn.grant.departs_at_us, before + wait_us, true_ns() // 1_000 + wait_us))
+    reservation = paced.reserve()
+    wait_us = reservation.grant.wait_us
+    slots.append((reservation.grant.departs_at_us, before + wait_us, true_ns() // 1_000 + wait_us))
 for _ in range(10):
-    turn = waited.schedule()
-    waits.append(true_ns() // 1_000 - turn.grant.departs_at_us)
+    reservation = waited.schedule()
+    waits.append(true_ns() // 1_000 - reservation.grant.departs_at_us)
 for _ in range(20):
     for n, quota in enumerate(quotas):
         decision = quota.check()
         decisions.append((n, decision.reset_at_us, decision.allowed))
 print(json.dumps({
-    "turns": turns, "waits": waits, "decisions": decisions,
+    "slots": slots, "waits": waits, "decisions": decisions,
     "burst": sum(bool(bursts.check()) for _ in range(20)),
 }))
 """
@@ -66,11 +66,11 @@ def test_workers_with_different_clocks_share_as_exactly_as_with_equal_ones(crew,
     """On Redis, whose clock decides: one is ahead, one behind, and one is right."""
     outputs = crew(SKEWED, [(skew, shared_server().url, prefix) for skew in (0, skew_s, -skew_s)])
 
-    turns = sorted(tuple(turn) for each in outputs for turn in each["turns"])
-    start = turns[0][0]
-    assert [due - start for due, _, _ in turns] == [n * SECOND_US // 10 for n in range(75)]
+    slots = sorted(tuple(slot) for each in outputs for slot in each["slots"])
+    start = slots[0][0]
+    assert [due - start for due, _, _ in slots] == [n * SECOND_US // 10 for n in range(75)]
     # A call that sleeps for its delay wakes around the slot, whatever the date here.
-    assert all(soonest <= due <= latest for due, soonest, latest in turns)
+    assert all(soonest <= due <= latest for due, soonest, latest in slots)
 
     waits = [late for each in outputs for late in each["waits"]]
     assert len(waits) == 30

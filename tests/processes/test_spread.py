@@ -34,10 +34,10 @@ sys.stdin.readline()
 history = []
 while True:
     try:
-        turn = policy.shaper.schedule()
+        reservation = policy.shaper.schedule()
     except QuotaExhaustedError:
         break
-    history.append((turn.grant.departs_at_us, call()))
+    history.append((reservation.grant.departs_at_us, call()))
 receiver.close()
 print(json.dumps(history))
 """

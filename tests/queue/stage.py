@@ -20,7 +20,7 @@ class Stage:
         self._acts = []
         self.left = []
         self.errors = {}
-        self.turns = {}
+        self.reservations = {}
 
     @property
     def now(self):
@@ -53,7 +53,7 @@ class Stage:
 
         async def waiter():
             try:
-                self.turns[name] = await shaper.aschedule(**options)
+                self.reservations[name] = await shaper.aschedule(**options)
             except (ShapekitError, TimeoutError) as error:
                 self.errors[name] = (self.now, error)
             else:

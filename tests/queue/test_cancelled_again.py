@@ -22,7 +22,7 @@ STORES = {
         shared_server().url, clock=clock, prefix=f"again{next(_names)}"
     ),
 }
-pytestmark = pytest.mark.parametrize("turns", [0, 1, 2, 3, 5])
+pytestmark = pytest.mark.parametrize("passes", [0, 1, 2, 3, 5])
 
 
 @pytest.fixture(params=STORES)
@@ -95,7 +95,7 @@ async def begun(call, are_there):
 
 
 @CASES
-def test_nothing_stays_taken_however_often_a_task_is_cancelled(store, case, turns):
+def test_nothing_stays_taken_however_often_a_task_is_cancelled(store, case, passes):
     call, are_there, is_free = case(store)
 
     async def main():
@@ -103,9 +103,9 @@ def test_nothing_stays_taken_however_often_a_task_is_cancelled(store, case, turn
         while not all(task.done() for task in tasks):
             for task in tasks:
                 task.cancel()
-            for _ in range(turns):
+            for _ in range(passes):
                 await asyncio.sleep(0)
-            if not turns:
+            if not passes:
                 await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
         assert is_free()
@@ -115,7 +115,7 @@ def test_nothing_stays_taken_however_often_a_task_is_cancelled(store, case, turn
 
 
 @CASES
-def test_nothing_stays_taken_if_a_loop_ends_as_its_tasks_are_cancelled(store, case, turns):
+def test_nothing_stays_taken_if_a_loop_ends_as_its_tasks_are_cancelled(store, case, passes):
     """`asyncio.run` cancels all tasks that it finds, and ends when they have ended."""
     call, are_there, is_free = case(store)
     found = []
@@ -134,7 +134,7 @@ def test_nothing_stays_taken_if_a_loop_ends_as_its_tasks_are_cancelled(store, ca
         await anext(ends)
         for task in await begun(call, are_there):
             task.cancel()
-        for _ in range(turns):
+        for _ in range(passes):
             await asyncio.sleep(0)
 
     asyncio.run(main())

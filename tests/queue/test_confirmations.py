@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 def in_order_of_slots(stage):
     """The names in the order of what was promised: which is that of the replies."""
-    return sorted(stage.turns, key=lambda name: stage.turns[name].departs_at)
+    return sorted(stage.reservations, key=lambda name: stage.reservations[name].departs_at)
 
 
 def shaper_on(store, rate="10/s", **options):
@@ -66,7 +66,7 @@ def test_a_hundred_calls_that_leave_close_together_ask_few_questions(stage, cloc
     assert store.trips[RESERVE] == 100
     assert 5 <= store.trips[CONFIRM] <= 100 / 500 / 0.01 + 1
     assert stage.names == in_order_of_slots(stage)
-    promised = [stage.turns[name].departs_at - 1_000 - store.ahead_s for name in stage.names]
+    promised = [stage.reservations[name].departs_at - 1_000 - store.ahead_s for name in stage.names]
     # The answer to the reservation took half a trip, and so does what a far store's time may be off by.
     assert all(
         due - 1e-9 <= left <= max(due, 0.01) + 0.02 for due, left in zip(promised, stage.times, strict=True)

@@ -30,10 +30,10 @@ class Watched(Shaper):
         self.given_back = set()
         given_back = self.core.give_back
 
-        async def noted(driver, turn):
-            freed = await given_back(driver, turn)
+        async def noted(driver, reservation):
+            freed = await given_back(driver, reservation)
             assert freed
-            self.given_back.add(turn.grant.departs_at_us)
+            self.given_back.add(reservation.grant.departs_at_us)
             return freed
 
         self.core.give_back = noted
@@ -78,8 +78,8 @@ async def crowd(shaper, clock, fates, outcome):
 
     async def member(name):
         with scopes[name]:
-            turn = await shaper.aschedule()
-            outcome.rows.append((name, turn.grant.departs_at_us, clock.now_us()))
+            reservation = await shaper.aschedule()
+            outcome.rows.append((name, reservation.grant.departs_at_us, clock.now_us()))
 
     async def fates_come_true():
         for moment, name in sorted((gives_up, name) for name, gives_up in enumerate(fates) if gives_up):
@@ -117,9 +117,9 @@ def test_a_newcomer_in_the_middle_of_it_takes_the_first_free_place(anyio_backend
         await clock.asleep(moment, AsyncAlarm())
         gone = [None if gives_up and gives_up > moment * SECOND else gives_up for gives_up in fates]
         expected = expected_delay(shaper, start_us, gone, clock.now_us())
-        turn = await shaper.areserve()
-        seen.append((turn.grant.wait_us, expected))
-        await turn.acancel()
+        reservation = await shaper.areserve()
+        seen.append((reservation.grant.wait_us, expected))
+        await reservation.acancel()
 
     async def main():
         async with anyio.create_task_group() as tasks:
@@ -141,8 +141,8 @@ def test_every_place_of_a_few_calls_that_give_up_is_used_again(anyio_backend, cl
 
     async def newcomers():
         await clock.asleep(0.9, AsyncAlarm())
-        turns = [await shaper.areserve() for _ in range(QUITTERS + 1)]
-        slots.extend(turn.grant.departs_at_us for turn in turns)
+        reservations = [await shaper.areserve() for _ in range(QUITTERS + 1)]
+        slots.extend(reservation.grant.departs_at_us for reservation in reservations)
 
     async def main():
         async with anyio.create_task_group() as tasks:
@@ -187,13 +187,13 @@ def test_sixty_four_threads_half_of_which_give_up(by_hand, crew, until_asleep):
             came_at = by_hand.now_us()
             limit = rng_of[threading.get_ident()].randrange(1, threads * INTERVAL_US) | 1 if quits else None
             try:
-                turn = shaper.schedule(timeout=None if limit is None else limit / SECOND)
+                reservation = shaper.schedule(timeout=None if limit is None else limit / SECOND)
             except TimeoutError:
                 with lock:
                     gave_up.append((came_at + limit, by_hand.now_us()))
             else:
                 with lock:
-                    left.append((turn.grant.departs_at_us, by_hand.now_us()))
+                    left.append((reservation.grant.departs_at_us, by_hand.now_us()))
 
     rng_of = {}
 

@@ -75,9 +75,9 @@ def test_no_lock_is_held_while_a_thread_sleeps(crew, by_hand, until_asleep):
     done = []
 
     def all_else():
-        turn = shaper.reserve()
-        done.append(turn.delay)
-        assert turn.cancel()
+        reservation = shaper.reserve()
+        done.append(reservation.delay)
+        assert reservation.cancel()
         assert shaper.reserve("another key").delay == 0.0
         assert other.forecast().first_in == 7_200
         assert other.hold(5) == 5

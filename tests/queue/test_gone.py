@@ -53,21 +53,21 @@ class SharingStore(SlowStore):
 
 
 class Callers:
-    """Tasks that reserve on one key, or wait there, and perhaps go away; `turns` of those that stayed."""
+    """Tasks that reserve on one key, or wait there, and may go away; `reservations` of those that stayed."""
 
     def __init__(self, rate, trip_s=TRIP_S, **options):
         clock = ManualClock(1_000, autojump=True)
         self.store = SharingStore(clock, trip_s)
         self.shaper = Shaper(rate, store=self.store, name="api", **options)
         self._stage = Stage("asyncio", clock)
-        self.turns = {}
+        self.reservations = {}
 
     def come(self, name, at, *, goes_at=(), waits=False, **options):
         """At an instant; to stay, or to be cancelled at others."""
         tasks, ask = [], self.shaper.aschedule if waits else self.shaper.areserve
 
         async def reserve():
-            self.turns[name] = await ask(**options)
+            self.reservations[name] = await ask(**options)
 
         async def call():
             tasks.append(asyncio.ensure_future(reserve()))
@@ -89,7 +89,7 @@ class Callers:
 
     @property
     def delays(self):
-        return {name: turn.delay for name, turn in self.turns.items()}
+        return {name: reservation.delay for name, reservation in self.reservations.items()}
 
 
 @pytest.mark.parametrize("goes_at", [0.001, 0.006, 0.009])
@@ -118,7 +118,7 @@ def test_a_caller_behind_a_slot_for_now_keeps_its_slot():
     callers.come("next", 1)
     delays = callers.run().delays
     assert delays == {"behind": MINUTE_S, "next": pytest.approx(2 * MINUTE_S, abs=1)}
-    assert callers.turns["next"].departs_at - callers.turns["behind"].departs_at == MINUTE_S
+    assert callers.reservations["next"].departs_at - callers.reservations["behind"].departs_at == MINUTE_S
 
 
 def test_a_caller_behind_a_later_slot_keeps_its_slot():
@@ -188,7 +188,7 @@ def test_a_caller_cancelled_during_its_last_question_has_not_left(anyio_backend,
     stage.at(goes_at, lambda: [scope.cancel() for scope in scopes])
     stage.wait_for(shaper, "next", at=MINUTE_S + 1)
     stage.run()
-    assert stage.turns["next"].delay == 0
+    assert stage.reservations["next"].delay == 0
 
 
 def test_a_thread_that_is_interrupted_when_its_slot_has_come_has_not_left():
@@ -223,10 +223,18 @@ def test_no_call_leaves_too_early_whichever_callers_go_and_whenever(rate_and_bur
         goes_at = [] if goes_after_ms is None else [at + goes_after_ms / 1_000 + 7e-6]
         callers.come(number, at, goes_at=goes_at, cost=cost)
     callers.run()
-    turns = sorted(callers.turns.values(), key=lambda turn: (turn.grant.due_us, turn.grant.start))
+    reservations = sorted(
+        callers.reservations.values(),
+        key=lambda reservation: (reservation.grant.due_us, reservation.grant.start),
+    )
     limit, _, _ = rate.partition("/")
-    check_spacing([(turn.grant.due_us, turn.cost) for turn in turns], int(limit), 1_000_000, burst)
-    assert {number for number, (_, _, goes) in enumerate(events) if goes is None} <= set(callers.turns)
+    check_spacing(
+        [(reservation.grant.due_us, reservation.cost) for reservation in reservations],
+        int(limit),
+        1_000_000,
+        burst,
+    )
+    assert {number for number, (_, _, goes) in enumerate(events) if goes is None} <= set(callers.reservations)
 
 
 @settings(max_examples=50)
@@ -242,6 +250,6 @@ def test_a_caller_that_is_cancelled_again_and_again_leaves_nothing_taken(events)
         goes_at = [at + after_ms / 1_000 + 7e-6 * (1 + again) for again, after_ms in enumerate(goes_after_ms)]
         callers.come(number, at, goes_at=goes_at, waits=True)
         callers.come(f"new {number}", 0.5 + at_ms / 1_000, waits=True)
-    left = {name: turn.departs_at for name, turn in callers.run().turns.items()}
+    left = {name: reservation.departs_at for name, reservation in callers.run().reservations.items()}
     assert {number for number, (_, goes) in enumerate(events) if not goes} < left.keys()
     assert [round(at - left["first"], 5) for at in sorted(left.values())] == [*range(len(left))]

@@ -144,7 +144,7 @@ def test_calls_that_are_late_together_share_a_trip(stage, clock):
     for name in range(40):
         stage.wait_for(shaper, name)
     stage.run()
-    assert stage.names == sorted(stage.turns, key=lambda name: stage.turns[name].departs_at)
+    assert stage.names == sorted(stage.reservations, key=lambda name: stage.reservations[name].departs_at)
     assert 1 <= store.trips[LATE] <= 4
 
 
@@ -249,9 +249,9 @@ def test_with_slots_ahead_late_calls_take_others_without_a_trip_for_late_calls(s
     # Nothing is made up for the slots that were missed, and each reservation shows its last slot.
     missed = 14
     assert max(stage.times) == pytest.approx((59 + missed) / 50, abs=0.045)
-    lateness = [1_000 + at + store.ahead_s - stage.turns[name].departs_at for name, at in stage.left]
+    lateness = [1_000 + at + store.ahead_s - stage.reservations[name].departs_at for name, at in stage.left]
     assert 0 <= min(lateness) <= max(lateness) <= 0.015
-    assert stage.turns[12].delay == pytest.approx(dict(stage.left)[12], abs=0.01)
+    assert stage.reservations[12].delay == pytest.approx(dict(stage.left)[12], abs=0.01)
 
 
 def test_a_late_call_is_not_refused_for_the_slot_that_it_takes_instead(stage, clock):

@@ -27,9 +27,9 @@ class Ledger:
         self._lock = threading.Lock()
         self.rows = []
 
-    def left(self, turn):
+    def left(self, reservation):
         with self._lock:
-            self.rows.append((turn.grant.departs_at_us, self._clock.now_us()))
+            self.rows.append((reservation.grant.departs_at_us, self._clock.now_us()))
 
     def check(self, count, interval_us):
         promised = sorted(due for due, _ in self.rows)
@@ -142,8 +142,8 @@ def test_a_hold_from_a_thread_takes_effect_on_a_loop(system):
             await anyio.to_thread.run_sync(hold)
 
     async def one():
-        turn = await shaper.aschedule()
-        ledger.left(turn)
+        reservation = await shaper.aschedule()
+        ledger.left(reservation)
 
     held = []
 

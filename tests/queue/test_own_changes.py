@@ -93,15 +93,17 @@ def test_shapers_of_one_process_and_one_rate_share_a_question(clock):
     """One read per key and process; a life of the key has another number for those of another rate."""
     store = SlowStore(clock, 0.002)
     one, two = shaper_on(store), shaper_on(store)
-    turns = [one.reserve(), two.reserve()]
-    assert [shaper.remaining(turn) for shaper, turn in zip((one, two), turns, strict=True)] == [
+    reservations = [one.reserve(), two.reserve()]
+    assert [
+        shaper.remaining(reservation) for shaper, reservation in zip((one, two), reservations, strict=True)
+    ] == [
         near(0),
         near(0.1),
     ]
     assert store.trips[CONFIRM] == 1
     other = shaper_on(store, "20/s")
     generations = [run(shaper.core.status.ask, "default").generation for shaper in (one, other)]
-    assert generations == [turns[0].grant.generation, turns[0].grant.generation + 1]
+    assert generations == [reservations[0].grant.generation, reservations[0].grant.generation + 1]
     assert store.trips[CONFIRM] == 2
 
 

@@ -16,8 +16,8 @@ from .slow_store import FarStore
 RATES = st.sampled_from(["3/s", "10/s", "7/min"])
 
 
-def aremaining(shaper, turn):
-    return anyio.run(shaper.aremaining, turn)
+def aremaining(shaper, reservation):
+    return anyio.run(shaper.aremaining, reservation)
 
 
 @given(RATES, st.lists(st.sampled_from(["reserve", "hold", "resume", "wait"]), max_size=12))
@@ -34,27 +34,27 @@ def test_a_slot_remains_for_as_long_as_a_waiting_call_would_wait(rate, story):
                 shaper.resume()
             case "wait":
                 clock.advance(0.7)
-    turn = shaper.reserve()
-    remaining = shaper.remaining(turn)
-    assert remaining == aremaining(shaper, turn)
+    reservation = shaper.reserve()
+    remaining = shaper.remaining(reservation)
+    assert remaining == aremaining(shaper, reservation)
     before = clock.now()
-    run(shaper.core.leave, turn)
+    run(shaper.core.leave, reservation)
     assert clock.now() - before == pytest.approx(max(0.0, remaining), abs=2e-6)
     clock.advance(1.5)
-    assert shaper.remaining(turn) == pytest.approx(-1.5, abs=2e-6)
+    assert shaper.remaining(reservation) == pytest.approx(-1.5, abs=2e-6)
 
 
 def test_a_hold_moves_a_slot_and_its_end_moves_it_back(clock):
     shaper = Shaper("1/s", clock=clock)
     shaper.reserve()
-    turn = shaper.reserve()
-    assert (shaper.remaining(turn), shaper.held()) == (1.0, 0.0)
+    reservation = shaper.reserve()
+    assert (shaper.remaining(reservation), shaper.held()) == (1.0, 0.0)
     shaper.hold(10)
-    assert (shaper.remaining(turn), shaper.held()) == (11.0, 10.0)
+    assert (shaper.remaining(reservation), shaper.held()) == (11.0, 10.0)
     shaper.resume()
-    assert (shaper.remaining(turn), shaper.held()) == (1.25, 0.25)
+    assert (shaper.remaining(reservation), shaper.held()) == (1.25, 0.25)
     clock.advance(1)
-    assert (shaper.remaining(turn), shaper.held()) == (0.25, 0.0)
+    assert (shaper.remaining(reservation), shaper.held()) == (0.25, 0.0)
     assert anyio.run(shaper.aheld) == 0.0
     assert shaper.held(key="other") == 0.0
 
@@ -64,9 +64,9 @@ def test_a_store_with_a_clock_of_its_own_is_read_by_its_clock():
     store = FarStore(clock, 0.001)
     shaper = Shaper("1/s", store=store, name="api")
     shaper.reserve()
-    turn = shaper.reserve()
+    reservation = shaper.reserve()
     shaper.hold(10)
-    assert shaper.remaining(turn) == pytest.approx(11.0, abs=0.02)
+    assert shaper.remaining(reservation) == pytest.approx(11.0, abs=0.02)
     assert shaper.held() == pytest.approx(10.0, abs=0.02)
 
 
@@ -81,9 +81,9 @@ def test_a_reservation_that_was_sent_as_json_is_the_same(gates, cost, before):
     here, there = (Policy("10/s", gates=gates, name="api", store=store).shaper for _ in range(2))
     for _ in range(before):
         here.reserve("k", cost=cost)
-    turn = here.reserve("k", cost=cost)
-    arrived = received(there.core, json.loads(json.dumps(sent(turn))))
-    assert (arrived.key, arrived.grant) == (turn.key, turn.grant)
-    assert there.remaining(arrived) == here.remaining(turn)
+    reservation = here.reserve("k", cost=cost)
+    arrived = received(there.core, json.loads(json.dumps(sent(reservation))))
+    assert (arrived.key, arrived.grant) == (reservation.key, reservation.grant)
+    assert there.remaining(arrived) == here.remaining(reservation)
     assert arrived.cancel()
-    assert not turn.cancel()
+    assert not reservation.cancel()

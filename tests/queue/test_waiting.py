@@ -21,8 +21,8 @@ def shaper(clock):
 def test_thirty_days_are_slept_in_steps_of_a_minute(clock):
     shaper = Shaper("1 per 30d", clock=clock)
     shaper.reserve()
-    turn = shaper.schedule()
-    assert turn.delay == 30 * DAY
+    reservation = shaper.schedule()
+    assert reservation.delay == 30 * DAY
     assert clock.now() == 1_000 + 30 * DAY
     assert len(clock.naps) == 30 * DAY / 60
     assert set(clock.naps) == {60.0}

@@ -10,11 +10,11 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, hidden_tasks, run, shielded
 from shapekit.testing import ManualClock
 
-TURNS = 5
+PASSES = 5
 
 
 async def work(done, error=None):
-    for _ in range(TURNS):
+    for _ in range(PASSES):
         await checkpoint()
     done.append(True)
     if error is not None:
@@ -59,15 +59,15 @@ async def test_a_shielded_call_in_a_cancelled_scope_goes_on():
     assert scope.cancelled_caught
 
 
-@pytest.mark.parametrize("turns", range(TURNS))
-def test_a_shielded_call_goes_on_however_often_asyncio_cancels(turns):
+@pytest.mark.parametrize("passes", range(PASSES))
+def test_a_shielded_call_goes_on_however_often_asyncio_cancels(passes):
     async def main():
         done = []
         task = asyncio.ensure_future(cleaning_up(done))
         await asyncio.sleep(0)
         while not task.done():
             task.cancel()
-            for _ in range(turns + 1):
+            for _ in range(passes + 1):
                 await asyncio.sleep(0)
         assert task.cancelled()
         assert done == [True]
@@ -131,7 +131,7 @@ def test_a_timeout_around_it_and_a_cancelled_task_raise_different_errors(is_canc
                 await cleaning_up(done)
 
         task = asyncio.ensure_future(call())
-        for _ in range(TURNS):
+        for _ in range(PASSES):
             await asyncio.sleep(0)
         assert task.cancelling()
         assert not task.done()

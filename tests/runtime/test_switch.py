@@ -42,11 +42,11 @@ def test_generators_pass_at_once(clock):
 def test_a_shaper_passes_at_once(clock):
     shaper = Shaper("1/h", clock=clock)
     with off():
-        turns = [shaper.reserve() for _ in range(3)]
-        assert [turn.accepted for turn in turns] == [True] * 3
+        reservations = [shaper.reserve() for _ in range(3)]
+        assert [reservation.accepted for reservation in reservations] == [True] * 3
         with shaper:
             shaper.schedule()
-        assert turns[0].cancel() is False
+        assert reservations[0].cancel() is False
     assert clock.now() == 0.0
 
 

@@ -207,26 +207,26 @@ class _World:
             yield self._way()
             self.trips += 1
             self.state, granted, _, _ = self.queue.reserve(self.state, self.now_us, (1, None, 1))
-            turn = Grant(*granted)
+            grant = Grant(*granted)
             yield self._way()
-            if turn.wait_us and self.chance.random() < fleet.give_up:
-                yield self.chance.randrange(turn.wait_us)
-                yield from self._give_back(turn)
+            if grant.wait_us and self.chance.random() < fleet.give_up:
+                yield self.chance.randrange(grant.wait_us)
+                yield from self._give_back(grant)
                 continue
-            if is_doomed and self.now_us + turn.wait_us >= self.end_us // 2:
-                self.lost.append(turn.departs_at_us)
+            if is_doomed and self.now_us + grant.wait_us >= self.end_us // 2:
+                self.lost.append(grant.departs_at_us)
                 return
-            if turn.wait_us:
-                yield turn.wait_us
+            if grant.wait_us:
+                yield grant.wait_us
                 yield from self._confirm(number // fleet.callers)
             came_us = self.now_us + fleet.upstream.way_us(self.chance)
-            self.calls.append(Call(number, turn.departs_at_us, self.now_us, came_us, turn.wait_us > 0))
+            self.calls.append(Call(number, grant.departs_at_us, self.now_us, came_us, grant.wait_us > 0))
             yield self.chance.randrange(fleet.pause_us // 2, 3 * fleet.pause_us // 2) if fleet.pause_us else 0
 
-    def _give_back(self, turn: Grant) -> _Life:
+    def _give_back(self, grant: Grant) -> _Life:
         yield self._way()
         self.trips += 1
-        self.state, is_back, _, _ = self.queue.cancel(self.state, self.now_us, turn)
+        self.state, is_back, _, _ = self.queue.cancel(self.state, self.now_us, grant)
         self.given_back += is_back
         yield self._way()
 

@@ -114,13 +114,13 @@ def test_calls_ask_more_often_towards_the_end_of_a_hold(clock, store, crowd):
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_calls_that_wait_for_a_scope_ask_seldom(clock, store, crowd):
     policy = Policy("10/s", name="api", store=store)
-    turns = policy.scoped
-    turns.scopes.learn("api", SEARCH, "search")
+    scoped = policy.scoped
+    scoped.scopes.learn("api", SEARCH, "search")
 
     async def prepare():
-        await turns.hold(TASKS, 900, "api", "search")
+        await scoped.hold(TASKS, 900, "api", "search")
 
-    waiting = Waiting(clock, store, lambda: turns.schedule(TASKS, "api", SEARCH, 1), prepare)
+    waiting = Waiting(clock, store, lambda: scoped.schedule(TASKS, "api", SEARCH, 1), prepare)
     first, middle = waiting.minutes(crowd, 0, 420)
     assert first <= 2
     assert middle <= 5

@@ -75,9 +75,9 @@ def test_the_awaitable_form_refuses_alike(shaper, clock, anyio_backend):
 
 
 def test_a_wait_of_just_max_wait_is_accepted(shaper):
-    turns = [shaper.reserve() for _ in range(4)]
-    assert [reservation.accepted for reservation in turns] == [True, True, True, False]
-    assert [reservation.delay for reservation in turns] == [0.0, 1.0, 2.0, 3.0]
+    reservations = [shaper.reserve() for _ in range(4)]
+    assert [reservation.accepted for reservation in reservations] == [True, True, True, False]
+    assert [reservation.delay for reservation in reservations] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_refused_reservation_is_falsy_and_has_its_refusal(shaper):
@@ -260,12 +260,12 @@ def test_a_queue_that_reaches_into_the_next_period_is_refused_by_this_one():
 
 def test_a_slot_given_back_is_not_spent():
     shaper, _ = month_shaper()
-    turns = [shaper.reserve() for _ in range(3)]
+    reservations = [shaper.reserve() for _ in range(3)]
     assert not shaper.reserve()
-    assert turns[1].cancel()
+    assert reservations[1].cancel()
     assert shaper.reserve().delay == 1.0
     assert not shaper.reserve()
-    assert turns[2].cancel()
+    assert reservations[2].cancel()
     assert shaper.reserve().delay == 2.0
     assert not shaper.reserve()
 

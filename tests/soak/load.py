@@ -77,9 +77,9 @@ class Load:
                 self._shaper.reserve(self._key())
             case 4:
                 key = self._key()
-                turns = [self._shaper.reserve(key) for _ in range(3)]
-                turns[1].cancel()
-                turns[2].cancel()
+                reservations = [self._shaper.reserve(key) for _ in range(3)]
+                reservations[1].cancel()
+                reservations[2].cancel()
             case 5:
                 key = self._key()
                 self._shaper.hold(LIFE_S / 2, key=key)
@@ -96,8 +96,8 @@ class Load:
             case 1:
                 await self._gate.acheck_many([self._key() for _ in range(4)])
             case 2:
-                turn = await self._shaper.areserve(self._key())
-                await turn.acancel()
+                reservation = await self._shaper.areserve(self._key())
+                await reservation.acancel()
             case 3:
                 key = self._key()
                 await self._shaper.ahold(LIFE_S / 2, key=key)

@@ -53,10 +53,10 @@ class Scene:
         over = threading.Event()
 
         def strike():
-            for turn in range(10_000):
+            for number in range(10_000):
                 if over.is_set():
                     return
-                blow(turn)
+                blow(number)
                 over.wait(OFTEN_S)
 
         thread = threading.Thread(target=strike)
@@ -111,8 +111,8 @@ def _restarted(scene):
 
 @contextmanager
 def _resets(scene):
-    def reset(turn):
-        proxy = scene.proxies[turn % len(scene.proxies)]
+    def reset(number):
+        proxy = scene.proxies[number % len(scene.proxies)]
         proxy.refuse()
         proxy.accept()
 
@@ -122,9 +122,9 @@ def _resets(scene):
 
 @contextmanager
 def _lost_replies(scene):
-    def lose(turn):
-        proxy = scene.proxies[turn % len(scene.proxies)]
-        proxy.strike("swallow" if turn // len(scene.proxies) % 2 else "drop")
+    def lose(number):
+        proxy = scene.proxies[number % len(scene.proxies)]
+        proxy.strike("swallow" if number // len(scene.proxies) % 2 else "drop")
 
     with scene.often(lose):
         yield
@@ -134,11 +134,11 @@ def _lost_replies(scene):
 
 @contextmanager
 def _spikes(scene):
-    def delay(turn):
-        proxy = scene.proxies[turn % len(scene.proxies)]
+    def delay(number):
+        proxy = scene.proxies[number % len(scene.proxies)]
         proxy.strike("hold")
         if proxy.held.wait(OFTEN_S):
-            time.sleep(SPIKES_S[turn % len(SPIKES_S)])
+            time.sleep(SPIKES_S[number % len(SPIKES_S)])
         # Where no call has come, the next one is let through.
         proxy.release()
 

@@ -66,15 +66,15 @@ class Process:
         """A slot."""
         return self.shaper.reserve()
 
-    def remaining(self, turn: Reservation) -> float:
+    def remaining(self, reservation: Reservation) -> float:
         """How long until it comes."""
-        return self.shaper.remaining(turn)
+        return self.shaper.remaining(reservation)
 
-    def succeeded(self, turn: Reservation, age: float) -> None:
+    def succeeded(self, reservation: Reservation, age: float) -> None:
         """Its call was answered."""
-        self.shaper.adaptive.succeeded(age=age, waited=turn.delay > 0)
+        self.shaper.adaptive.succeeded(age=age, waited=reservation.delay > 0)
 
-    def throttled(self, turn: Reservation, age: float, hold: float) -> None:
+    def throttled(self, reservation: Reservation, age: float, hold: float) -> None:
         """Its call was refused."""
         self.shaper.adaptive.throttled(age=age, hold=hold)
 
@@ -154,16 +154,16 @@ def simulate(
         def ask(now: float) -> None:
             look(worker.reserve(), now)
 
-        def look(turn: Any, now: float) -> None:
-            left = worker.remaining(turn)
+        def look(reservation: Any, now: float) -> None:
+            left = worker.remaining(reservation)
             if left <= 1e-6:
-                leave(turn, now)
+                leave(reservation, now)
                 return
             place = next(order)
-            sleeping[place] = lambda now: look(turn, now)
+            sleeping[place] = lambda now: look(reservation, now)
             at(now + left, lambda now: sleeping.pop(place, stay)(now))  # noqa: PLW0108 - looked up then
 
-        def leave(turn: Any, left: float) -> None:
+        def leave(reservation: Any, left: float) -> None:
             def arrive(now: float) -> None:
                 held = server.ask(now)
                 calls.append(Call(left, now, held is None, number))
@@ -172,9 +172,9 @@ def simulate(
             def answered(held: float | None) -> Callable[[float], None]:
                 def finish(now: float) -> None:
                     if held is None:
-                        worker.succeeded(turn, now - left)
+                        worker.succeeded(reservation, now - left)
                     else:
-                        worker.throttled(turn, now - left, held)
+                        worker.throttled(reservation, now - left, held)
                         changed(now)
                     ask(now)
 

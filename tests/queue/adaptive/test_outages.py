@@ -47,13 +47,13 @@ def test_open_and_closed_learn_nothing(mode):
 
 def test_local_learns_by_itself_at_a_share_of_the_bounds():
     shaper, clock = lost("local", share=0.5)
-    turns = [shaper.reserve() for _ in range(3)]
-    assert [turn.delay for turn in turns] == pytest.approx([0, 1, 2], abs=1e-5)
-    assert shaper.remaining(turns[-1]) == pytest.approx(2, abs=1e-5)
-    assert turns[-1].decision.allowed
+    reservations = [shaper.reserve() for _ in range(3)]
+    assert [reservation.delay for reservation in reservations] == pytest.approx([0, 1, 2], abs=1e-5)
+    assert shaper.remaining(reservations[-1]) == pytest.approx(2, abs=1e-5)
+    assert reservations[-1].decision.allowed
     events = []
     with shaper.listen(events.append):
         teach(shaper, clock)
     assert events[-1].rate == pytest.approx(shaper.adaptive.rate(), rel=1e-3)
     assert 1 < shaper.adaptive.rate() < 5, "it is half of what was stated, at most"
-    assert turns[0].cancel() is False
+    assert reservations[0].cancel() is False

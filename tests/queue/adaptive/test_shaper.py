@@ -152,10 +152,10 @@ def test_waiting_calls_move_when_the_rate_is_raised(clock):
 def test_a_wait_that_grows_too_long_is_refused(clock):
     shaper = Shaper(adaptive=BETWEEN, clock=clock, max_wait=3)
     raised(shaper, clock)
-    turns = [shaper.reserve() for _ in range(40)]
-    accepted = [turn for turn in turns if turn]
+    reservations = [shaper.reserve() for _ in range(40)]
+    accepted = [reservation for reservation in reservations if reservation]
     assert accepted
-    assert not turns[-1]
+    assert not reservations[-1]
     shaper.adaptive.throttled(age=0.1, hold=10)
     with pytest.raises(QueueFullError):
         shaper.schedule()

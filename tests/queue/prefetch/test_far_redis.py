@@ -35,8 +35,8 @@ left = []
 
 def work(until):
     while time.monotonic() < until:
-        turn = shaper.schedule()
-        left.append((time.monotonic(), time.time_ns() // 1_000, turn.grant.departs_at_us))
+        reservation = shaper.schedule()
+        left.append((time.monotonic(), time.time_ns() // 1_000, reservation.grant.departs_at_us))
 
 # Connections are made, scripts are sent, and the stock has found its size.
 def crowd(seconds):

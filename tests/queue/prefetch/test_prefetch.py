@@ -23,30 +23,30 @@ from .conftest import PATIENCE_S, tenders
 each_loop = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
-def slots_of(turns):
-    return sorted(turn.departs_at for turn in turns)
+def slots_of(reservations):
+    return sorted(reservation.departs_at for reservation in reservations)
 
 
 def test_threads_share_the_slots_of_a_trip(store, shaper_on):
     shaper = shaper_on(store)
-    turns = []
+    reservations = []
 
     def work():
-        turns.extend(shaper.schedule() for _ in range(60))
+        reservations.extend(shaper.schedule() for _ in range(60))
 
     in_threads([work] * 4)
-    assert len(turns) == 240
-    check_pace(slots_of(turns), "100/s", tolerance="1us")
+    assert len(reservations) == 240
+    check_pace(slots_of(reservations), "100/s", tolerance="1us")
     assert store.trips[RESERVE] == 0
 
 
 @each_loop
 def test_tasks_share_the_slots_of_a_trip(store, shaper_on, backend):
     shaper = shaper_on(store)
-    turns = []
+    reservations = []
 
     async def work():
-        turns.extend([await shaper.aschedule() for _ in range(60)])
+        reservations.extend([await shaper.aschedule() for _ in range(60)])
 
     async def main():
         async with anyio.create_task_group() as group:
@@ -54,21 +54,21 @@ def test_tasks_share_the_slots_of_a_trip(store, shaper_on, backend):
                 group.start_soon(work)
 
     anyio.run(main, backend=backend)
-    assert len(turns) == 240
-    check_pace(slots_of(turns), "100/s", tolerance="1us")
+    assert len(reservations) == 240
+    check_pace(slots_of(reservations), "100/s", tolerance="1us")
     assert store.trips[RESERVE] == 0
 
 
 def test_two_processes_own_different_slots(store, shaper_on):
     shapers = [shaper_on(store), shaper_on(in_another_process(store))]
-    turns = []
+    reservations = []
 
     def work(shaper):
-        turns.extend(shaper.schedule() for _ in range(40))
+        reservations.extend(shaper.schedule() for _ in range(40))
 
     in_threads([lambda shaper=shaper: work(shaper) for shaper in shapers for _ in range(3)])
-    assert len(turns) == 240
-    check_pace(slots_of(turns), "100/s", tolerance="1us")
+    assert len(reservations) == 240
+    check_pace(slots_of(reservations), "100/s", tolerance="1us")
 
 
 def test_no_call_leaves_before_its_slot(store, shaper_on, clock):
@@ -77,8 +77,8 @@ def test_no_call_leaves_before_its_slot(store, shaper_on, clock):
 
     def work():
         for _ in range(40):
-            turn = shaper.schedule()
-            early.append(clock.now() + FarStore.ahead_s - turn.departs_at)
+            reservation = shaper.schedule()
+            early.append(clock.now() + FarStore.ahead_s - reservation.departs_at)
 
     in_threads([work] * 4)
     assert min(early) >= -1e-6
@@ -151,10 +151,10 @@ def test_the_slot_of_a_cancelled_caller_goes_to_the_next(shaper_on, backend):
     """The caller was cancelled while its slot was on the way; the calls that waited with it have theirs."""
     store = SlowAtWill(ManualClock(1_000.0))
     shaper = shaper_on(store, "1/s")
-    turns = []
+    reservations = []
 
     async def stay():
-        turns.append(await shaper.areserve())
+        reservations.append(await shaper.areserve())
 
     async def main():
         async with anyio.create_task_group() as group:
@@ -170,8 +170,8 @@ def test_the_slot_of_a_cancelled_caller_goes_to_the_next(shaper_on, backend):
 
     first = shaper.reserve()
     anyio.run(main, backend=backend)
-    turns.append(shaper.reserve())
-    assert [turn.departs_at - first.departs_at for turn in turns] == [1, 2]
+    reservations.append(shaper.reserve())
+    assert [reservation.departs_at - first.departs_at for reservation in reservations] == [1, 2]
 
 
 def test_the_slot_of_an_interrupted_thread_goes_to_the_next(shaper_on, monkeypatch):
@@ -194,13 +194,18 @@ def test_the_slot_of_an_interrupted_thread_goes_to_the_next(shaper_on, monkeypat
 
 def test_a_call_that_costs_two_gets_its_slot_from_the_store(store, shaper_on):
     shaper = shaper_on(store)
-    turns = []
+    reservations = []
 
     def work():
-        turns.extend([shaper.schedule(cost=cost) for cost in (1, 2, 1, 1) * 5])
+        reservations.extend([shaper.schedule(cost=cost) for cost in (1, 2, 1, 1) * 5])
 
     in_threads([work] * 4)
-    check_pace([(turn.departs_at, turn.cost) for turn in turns], "100/s", 2, tolerance="1us")
+    check_pace(
+        [(reservation.departs_at, reservation.cost) for reservation in reservations],
+        "100/s",
+        2,
+        tolerance="1us",
+    )
 
 
 def test_a_slot_that_is_cancelled_goes_back_to_the_store(shaper_on):
@@ -208,11 +213,11 @@ def test_a_slot_that_is_cancelled_goes_back_to_the_store(shaper_on):
     store = FarStore(ManualClock(1_000.0), 0)
     shaper = shaper_on(store, "1/s")
     shaper.reserve()
-    turn = shaper.reserve()
-    assert turn.cancel()
-    assert not turn.cancel()
+    reservation = shaper.reserve()
+    assert reservation.cancel()
+    assert not reservation.cancel()
     other = shaper_on(in_another_process(store), "1/s").reserve()
-    assert other.departs_at == turn.departs_at
+    assert other.departs_at == reservation.departs_at
 
 
 def test_a_call_that_may_not_wait_is_refused(store, shaper_on):

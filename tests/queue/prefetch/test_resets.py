@@ -12,9 +12,9 @@ def test_after_a_reset_nothing_of_the_old_is_handed_out(store, shaper_on):
     in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
     before = shaper.core.prefetch._entries["default"].buffer._standing[0]
     shaper.reset()
-    turns = [shaper.reserve() for _ in range(3)]
-    assert {turn.grant.generation for turn in turns} != {before}
-    assert len({turn.grant.generation for turn in turns}) == 1
+    reservations = [shaper.reserve() for _ in range(3)]
+    assert {reservation.grant.generation for reservation in reservations} != {before}
+    assert len({reservation.grant.generation for reservation in reservations}) == 1
 
 
 def test_after_a_reset_beside_a_trip_nothing_of_the_old_is_handed_out(store, shaper_on, monkeypatch):

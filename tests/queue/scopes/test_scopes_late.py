@@ -37,9 +37,9 @@ async def test_a_slot_that_has_passed_during_the_question_is_given_back_too(far,
         await until(clock, 0.9)
         await shaper.ahold("5s", key=scoped(HOST, "search"))
         await until(clock, 1.2)
-        turn = await shaper.areserve(HOST)
-        assert turn.delay == 0
-        await turn.acancel()
+        reservation = await shaper.areserve(HOST)
+        assert reservation.delay == 0
+        await reservation.acancel()
     assert client.sent[-1][2] >= 5.9
 
 
@@ -89,8 +89,8 @@ async def test_calls_cancelled_at_any_moment_take_nothing_along(far, clock, gith
     assert not client.request_shaper._main.policy.scoped._lines._lines
     # A request that was under way to the store when it was cancelled may cost one slot.
     under_way = 3 if after_s < 0.01 else 1 if left or after_s > 2 else 0
-    turn = await shaper.areserve(HOST)
-    assert turn.delay <= under_way
+    reservation = await shaper.areserve(HOST)
+    assert reservation.delay <= under_way
 
 
 @pytest.mark.anyio
