@@ -1,4 +1,4 @@
-"""Integrations that are imported anew, where their package is not there."""
+"""Imports integrations again as if their package were not installed."""
 
 import builtins
 import importlib.util

@@ -15,7 +15,8 @@ from shapekit.decision import Decision
 from shapekit.integrations.celery import ShapedTask, shape_app
 
 PATIENT = "socket_timeout=20&socket_connect_timeout=20"
-"""A reply that comes too late costs the slot that was taken: on a busy machine none is given up."""
+"""How late a reply may come before it costs the slot that was taken: no slot is given up on a busy machine.
+"""
 BLOCK_BELOW_S = 0.3
 """A task whose slot is further away than this is parked."""
 KEYED = {"rate": "10/s", "key": "{account}"}
@@ -43,15 +44,20 @@ def make_app(url):
     client = redis.Redis.from_url(url)
 
     def note(task, account, **more):
-        """Write down that a task runs."""
+        """Record that a task runs."""
         request = task.request
-        told = {"at": time.time(), "id": request.id, "retries": request.retries, **more}
+        record = {"at": time.time(), "id": request.id, "retries": request.retries, **more}
         shaped = getattr(task, "shaped", None)
         if shaped is not None:
-            turn = shaped.admission.reservation
-            due = turn.grant.due_us / 1_000_000
-            told |= {"slot": turn.departs_at, "due": due, "cost": turn.cost, "key": turn.key}
-        client.rpush(f"ran:{account}", json.dumps(told))
+            reservation = shaped.admission.reservation
+            due = reservation.grant.due_us / 1_000_000
+            record |= {
+                "slot": reservation.departs_at,
+                "due": due,
+                "cost": reservation.cost,
+                "key": reservation.key,
+            }
+        client.rpush(f"ran:{account}", json.dumps(record))
 
     def shaped(**options):
         return app.task(base=ShapedTask, bind=True, shared=False, **{"shape": KEYED, **options})
@@ -94,7 +100,7 @@ def add_canvas(app, shaped, note):
             for name, value in vars(self.request).items()
             if name in ("id", "timelimit", "expires", "delivery_info", "correlation_id", "reply_to", "group")
         }
-        own = {name: told for name, told in (self.request.headers or {}).items() if name != "shapekit"}
+        own = {name: header for name, header in (self.request.headers or {}).items() if name != "shapekit"}
         note(self, account, request=request, headers=own, shown=self.request.argsrepr)
         return "seen"
 
@@ -214,7 +220,7 @@ def add_throttled(app, shaped, note):
 
 
 def add_foreign(app, client, note):
-    """Tasks that know nothing of shapes, and those that are written as classes."""
+    """Tasks without shapes of their own, and tasks that are written as classes."""
 
     def foreign(name, **options):
         @app.task(name=name, bind=True, shared=False, **options)

@@ -1,4 +1,4 @@
-"""An app whose workers keep batches of slots for long, so that a test sees what becomes of them."""
+"""An app whose workers keep batches of slots for long, so that tests can observe what becomes of them."""
 
 import redis
 from celery import Celery

@@ -28,7 +28,7 @@ def fleet(broker):
 
 @pytest.fixture(scope="module")
 def records(broker):
-    """What tasks have written down of themselves."""
+    """The records that tasks have written."""
     with broker.client(decode_responses=True) as client:
         yield Records(client)
 
@@ -55,7 +55,7 @@ def eager(clock):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that fails shows what the workers have said."""
+    """Print the logs of the workers when a test fails."""
     report = yield
     fleet = getattr(item, "funcargs", {}).get("fleet")
     if report.failed and fleet is not None:

@@ -7,7 +7,7 @@ from shapekit.integrations.celery import ShapedTask, shape_app
 
 
 class Eager:
-    """Declares tasks from functions, each under a name of its own."""
+    """Declares tasks from functions, each under its own name."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -21,7 +21,8 @@ class Eager:
             return run(*args, **kwargs)
 
         self._made += 1
-        # Celery writes source with the function's name and signature in it, and a lambda's is none.
+        # Celery generates source with the function's name and signature; the name of a lambda is not valid
+        # there.
         named.__wrapped__ = run
         return self.app.task(shared=False, **{"name": f"t{self._made}", **options})(named)
 

@@ -1,4 +1,4 @@
-"""The app of most tests, for a worker that has messages back long before their slot."""
+"""The app of most tests, for a worker that fetches parked messages long before their slots."""
 
 from . import apps
 

@@ -1,6 +1,6 @@
-"""Folders as a broker, as kombu has them; but whoever reads one finds whole messages only.
+"""Folders as a broker, like kombu's filesystem transport, but readers find only whole messages.
 
-kombu's own writes a message into the file that others may be reading already.
+kombu writes a message into a file that other processes may already be reading.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Real Celery workers for tests: started when asked for, and ended whatever happens."""
+"""Real Celery workers for tests: started on demand, and always stopped at the end."""
 
 import os
 import signal
@@ -14,16 +14,16 @@ import redis
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60.0
-"""Longer than any event takes, on a machine that is busy with other things, too: where a test fails."""
+"""Longer than any event takes, even on a busy machine: only a failing test waits this long."""
 IS_MEASURED = "COVERAGE_PROCESS_CONFIG" in os.environ
-"""Whether workers have to be left the time to write down what they have come by."""
+"""Whether tests have to leave workers the time to write their coverage data."""
 LAST_WORDS_S = 5.0
 QUICK = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
-"""Nothing that takes time to start, and that no test is about."""
+"""Options that switch off what takes time to start and what no test is about."""
 
 
 def eventually(ask, patience_s=PATIENCE_S):
-    """Ask until the answer is true, and return that."""
+    """Repeat the question until the answer is true, and return the answer."""
     deadline = time.monotonic() + patience_s
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"still {answer!r} after {patience_s} s"
@@ -32,7 +32,7 @@ def eventually(ask, patience_s=PATIENCE_S):
 
 
 class Worker:
-    """One `celery worker` process, with the processes of its pool."""
+    """One `celery worker` process and the processes of its pool."""
 
     def __init__(self, url, module, options, env):
         self._folder = tempfile.TemporaryDirectory(prefix="worker-")
@@ -62,7 +62,7 @@ class Worker:
 
     @property
     def log(self):
-        """What it has written."""
+        """The log that the worker has written."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     @property
@@ -70,7 +70,7 @@ class Worker:
         return self.process.poll() is None
 
     def wait_ready(self):
-        """Until it consumes."""
+        """Wait until the worker consumes."""
         deadline = time.monotonic() + PATIENCE_S
         with redis.Redis.from_url(self._url) as client:
             while client.blpop([self._ready], timeout=1) is None:
@@ -79,12 +79,12 @@ class Worker:
         return self
 
     def stop(self):
-        """SIGTERM: it finishes what it runs, and ends."""
+        """Send SIGTERM: the worker finishes its running tasks and ends."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(PATIENCE_S)
 
     def kill(self):
-        """SIGKILL to it and its pool, and wait until it is gone."""
+        """Send SIGKILL to the worker and its pool, and wait until they are gone."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -110,16 +110,16 @@ class Fleet:
     def launch(
         self, module="tests.integrations.celery.apps", *, pool="solo", concurrency=1, options=(), env=None
     ):
-        """A worker of the app that the module's `make_app(url)` makes; returns before it is ready."""
+        """Launch a worker of the app that the module's `make_app(url)` makes; returns before it is ready."""
         name = f"w{len(self.workers) + 1}@%h"
-        told = ("-P", pool, "-c", str(concurrency), "-n", name, *options)
-        worker = Worker(self.url, module, told, env or {})
+        arguments = ("-P", pool, "-c", str(concurrency), "-n", name, *options)
+        worker = Worker(self.url, module, arguments, env or {})
         self.workers.append(worker)
         return worker
 
-    def start(self, module="tests.integrations.celery.apps", **told):
-        """`launch`, and wait until it consumes."""
-        return self.launch(module, **told).wait_ready()
+    def start(self, module="tests.integrations.celery.apps", **launched):
+        """Launch a worker, and wait until it consumes."""
+        return self.launch(module, **launched).wait_ready()
 
     def close(self):
         for worker in self.workers:

@@ -1,6 +1,6 @@
 """A Celery worker: `python -m tests.integrations.celery.launch MODULE BROKER_URL READY_KEY [worker options]`.
 
-The module makes the app: it has `make_app(url)`. When the worker consumes, that is told under the key.
+The module has `make_app(url)`, which makes the app. The worker sets READY_KEY once it consumes.
 """
 
 import importlib
@@ -15,7 +15,7 @@ def main(module, url, ready, *options):
     app = importlib.import_module(module).make_app(url)
 
     @worker_ready.connect(weak=False)
-    def tell(**_):
+    def announce(**_):
         with redis.Redis.from_url(url) as client:
             client.rpush(ready, "ready")
 

@@ -1,4 +1,4 @@
-"""What tasks have written down of themselves, and how it is judged."""
+"""The records that tasks write, and the checks of them."""
 
 import json
 
@@ -7,7 +7,7 @@ from shapekit.testing import check_pace
 from .fleet import eventually
 
 CLOCKS_S = 0.002
-"""By how much a start may seem to be before its slot: the server and the task each read the time."""
+"""How far before its slot a start may seem to be: the server and the task read the time separately."""
 
 
 class Records:
@@ -17,17 +17,17 @@ class Records:
         self.client = client
 
     def of(self, account):
-        """What has run so far, in the order of starting."""
-        told = [json.loads(text) for text in self.client.lrange(f"ran:{account}", 0, -1)]
-        return sorted(told, key=lambda start: start["at"])
+        """The starts so far, in order."""
+        starts = [json.loads(text) for text in self.client.lrange(f"ran:{account}", 0, -1)]
+        return sorted(starts, key=lambda start: start["at"])
 
     def wait(self, account, count):
-        """The starts, as soon as there are so many."""
+        """The starts, as soon as there are `count` of them."""
         eventually(lambda: self.client.llen(f"ran:{account}") >= count)
         return self.of(account)
 
     def paced(self, account, count, rate):
-        """The starts, which were so many, each on a slot of its own and none before it."""
+        """The starts: `count` of them, each in its own slot and none before it."""
         starts = self.of(account)
         assert len(starts) == count, starts
         check_pace([(start["due"], start["cost"]) for start in starts], rate, tolerance="1us")

@@ -1,6 +1,6 @@
-"""The app whose tasks write down when they have started, and how to read that.
+"""The app whose tasks record their starts, and the functions that read these records.
 
-What differs between workers is told in `env`, by `told(…)`: their broker, store, conf and queues.
+The settings in which workers differ (broker, store, conf, queues) travel in `env`, which `settings(…)` makes.
 """
 
 import json
@@ -27,8 +27,8 @@ MODULE = "tests.integrations.celery.running"
 RATES = {"fast": "40/s", "steady": "10/s", "brisk": "20/s", "slow": "2/s"}
 
 
-def told(**what):
-    """The environment of a worker that was told this."""
+def settings(**what):
+    """The environment that gives these settings to a worker."""
     return {"RUNNING": json.dumps(what)}
 
 
@@ -40,7 +40,7 @@ def store_from(text, url):
 
 
 def make_app(url, **what):
-    """Shaped tasks named as their rates, each with as many keys as there are tests; and one that is not."""
+    """Shaped tasks named after their rates, each with one key for each test, and one unshaped task."""
     what = what or json.loads(os.environ.get("RUNNING", "{}"))
     app = Celery("running", broker=what.get("broker", url), set_as_current=False)
     app.conf.update(
@@ -67,11 +67,11 @@ def make_app(url, **what):
 
     def shaped(name, rate):
         def run(self, where, number, takes=0.0):
-            turn = self.shaped.admission.reservation
-            started, late = time.monotonic(), time.time() - turn.departs_at
-            place = f"{turn.grant.generation}:{turn.grant.start}"
-            row = [started, number, self.request.id, turn.departs_at, worker, takes, late, place]
-            # Once more where the connection was lost: what has run is to be known.
+            reservation = self.shaped.admission.reservation
+            started, late = time.monotonic(), time.time() - reservation.departs_at
+            place = f"{reservation.grant.generation}:{reservation.grant.start}"
+            row = [started, number, self.request.id, reservation.departs_at, worker, takes, late, place]
+            # Repeated once after a lost connection, because the tests need every record.
             for attempt in range(100):
                 try:
                     book.rpush(f"starts:{where}", json.dumps(row))
@@ -100,7 +100,7 @@ def make_app(url, **what):
 
 
 class Start(NamedTuple):
-    """What a task has written down when it started."""
+    """The record that a task writes when it starts."""
 
     at: float
     number: int
@@ -109,20 +109,21 @@ class Start(NamedTuple):
     worker: int
     takes: float
     late: float
-    """How long after its slot, by the task's clock."""
+    """Seconds from its slot to its start, on the task's clock."""
     place: str = ""
-    """What its slot is in the line. Its instant is as far as that is known: of a slot that had passed before
-    time stood still once more, it is that from before time stood still at all.
+    """The slot's position in the line. It contains the instant of the slot as far as the task knows it: if
+    that
+    slot had passed before the line was moved again, it is the instant from before the line was moved at all.
     """
 
     @property
     def due(self) -> float:
-        """Its slot on the line's own time, which stands still for late calls."""
+        """The slot on the line's own time, which stands still for late calls."""
         return int(self.place.partition(":")[2]) / 1_000_000
 
 
 def starts(book, where):
-    """Who has started so far, in that order. What is written down twice, for want of an answer, is one."""
+    """The starts so far, in order. A record written twice, because a reply was lost, counts once."""
     return sorted(Start(*json.loads(row)) for row in set(book.lrange(f"starts:{where}", 0, -1)))
 
 
@@ -137,7 +138,7 @@ def most_in(rows, window_s):
 
 
 def undisturbed(rows, stalls):
-    """The starts as they would have been, had the machine kept nobody from running: never before their slots.
+    """The starts as they would have been without stalls of the machine: never before their slots.
 
     A slot that was missed stays missed.
     """
@@ -145,7 +146,7 @@ def undisturbed(rows, stalls):
 
 
 def shared_slots(rows):
-    """Places in the line that more than one start has used."""
+    """Positions in the line that more than one start has used."""
     users = defaultdict(list)
     for row in rows:
         users[row.place].append(row)
@@ -153,5 +154,5 @@ def shared_slots(rows):
 
 
 def parked(book, prefix=""):
-    """How many are parked."""
+    """The number of parked messages."""
     return book.zcard(f"{prefix}{{shapekit:celery}}:parked")

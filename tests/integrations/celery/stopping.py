@@ -1,7 +1,7 @@
-"""The app of `running.py` in a worker that is told to stop just when a slot has come.
+"""The app of `running.py` in a worker that receives SIGTERM at the moment when a slot has come.
 
-It is told when the pool has accepted all that it was given. Celery takes anything else for unsent, and that
-may run twice, shaped or not.
+It receives the signal once the pool has accepted all of its tasks. Celery takes other tasks for unsent, and
+those may run twice, shaped or not.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Batches: slots that a worker takes several at a time are as exact as single ones, and none is kept."""
+"""Batches: slots that a worker takes several at a time are as exact as single ones, and none is left over."""
 
 import threading
 
@@ -18,7 +18,7 @@ LIFE_S = 0.01
 
 
 class Worker:
-    """Takes the slots of one task's messages, as many as come."""
+    """Takes slots for the messages of one task."""
 
     def __init__(self, **shape):
         self.clock = ManualClock()
@@ -34,7 +34,7 @@ class Worker:
         self.left += 1
 
     def come(self, count=1, every_s=0.001, key="default", cost=1):
-        """So many tasks come one behind the other; returns their slots, and how long until each came."""
+        """Let `count` tasks come one by one; returns their slots, and how long until each slot came."""
         took = []
         for _ in range(count):
             reservation, remaining_s = self.batches.take(key, cost)
@@ -45,10 +45,10 @@ class Worker:
         return took
 
     def trips(self, *operations):
-        return sum(asked in operations for asked in self.store.asked)
+        return sum(operation in operations for operation in self.store.asked)
 
 
-def test_tasks_that_come_right_behind_one_another_share_trips():
+def test_tasks_in_close_succession_share_trips():
     worker = Worker(rate="1000/s")
     took = worker.come(100)
     check_pace([slot for slot, _ in took], "1000/s")
@@ -56,7 +56,7 @@ def test_tasks_that_come_right_behind_one_another_share_trips():
     assert worker.trips(CANCEL_MANY) == 0
 
 
-def test_tasks_that_come_now_and_then_take_each_its_own_and_leave_none_over():
+def test_tasks_far_apart_take_one_slot_each_and_leave_none_over():
     worker = Worker(rate="1000/s")
     worker.come(20, every_s=LIFE_S * 1.1)
     assert worker.trips(RESERVE_MANY) == 20
@@ -65,7 +65,7 @@ def test_tasks_that_come_now_and_then_take_each_its_own_and_leave_none_over():
     assert worker.trips(CANCEL_MANY) == 0
 
 
-def test_tasks_that_wait_in_line_take_each_its_own():
+def test_tasks_that_wait_take_one_slot_each():
     worker = Worker(rate="500/s")
     took = worker.come(100, every_s=0.0001)
     check_pace([slot for slot, _ in took], "500/s")
@@ -86,14 +86,14 @@ def test_tasks_that_wait_in_line_take_each_its_own():
     ],
     ids=str,
 )
-def test_where_a_slot_taken_early_would_keep_others_out_each_is_taken_by_itself(shape):
+def test_slots_are_taken_one_by_one_where_an_early_slot_would_keep_other_calls_out(shape):
     worker = Worker(**shape)
     worker.come(20)
     assert worker.trips(RESERVE) == 20
     assert worker.trips(RESERVE_MANY) == 0
 
 
-def test_each_key_has_its_own_and_a_cost_is_asked_for_by_itself():
+def test_each_key_has_its_own_batch_and_a_higher_cost_takes_a_trip_of_its_own():
     worker = Worker(rate="1000/s burst 100")
     for _ in range(10):
         for key in ("a", "b"):
@@ -101,7 +101,7 @@ def test_each_key_has_its_own_and_a_cost_is_asked_for_by_itself():
     before = worker.trips(RESERVE)
     worker.come(1, key="a", cost=5)
     assert worker.trips(RESERVE) == before + 1
-    # 15 units of `a` are used, and a few taken for tasks to come.
+    # The calls used 15 units of `a`; a few more are taken for tasks to come.
     assert 0 <= worker.shaper.forecast(85 + 20 - MOST_SLOTS, key="a").last_in <= 0.005
 
 
@@ -110,7 +110,7 @@ def test_each_key_has_its_own_and_a_cost_is_asked_for_by_itself():
     rate=st.sampled_from(["200/s", "333/s", "1000/s burst 3", "1000000/s burst 1000000", "700/s"]),
     gaps=st.lists(st.integers(0, 15_000) | st.integers(0, 500), max_size=60),
 )
-def test_whenever_tasks_come_slots_are_exact_and_used_within_their_grace(rate, gaps):
+def test_slots_are_exact_and_used_within_their_grace_whenever_tasks_come(rate, gaps):
     worker = Worker(rate=rate)
     slots = []
     for gap_us in gaps:
@@ -118,12 +118,12 @@ def test_whenever_tasks_come_slots_are_exact_and_used_within_their_grace(rate, g
         assert remaining_s > -LIFE_S
         slots.append(slot)
         assert slots == sorted(slots)
-        # No task waits longer than if each before it had taken its own, but for a batch that has passed.
+        # No task waits longer than with single slots, except for a batch that has passed.
         assert remaining_s <= len(slots) / 200 + LIFE_S
     check_pace(slots, rate, tolerance="1us")
 
 
-def test_a_hold_is_noticed_when_a_batch_is_over():
+def test_a_hold_is_noticed_at_the_end_of_a_batch():
     worker = Worker(rate="1000/s")
     worker.come(12)
     worker.shaper.hold(5)
@@ -135,7 +135,7 @@ def test_a_hold_is_noticed_when_a_batch_is_over():
     check_pace([slot for slot, _ in took], "1000/s")
 
 
-def test_what_is_left_goes_back_once_no_more_tasks_come():
+def test_unused_slots_are_given_back_once_no_more_tasks_come():
     worker = Worker(rate="200/s burst 1000")
     worker.come(1, cost=900)
     worker.come(2, every_s=0.001)
@@ -146,12 +146,12 @@ def test_what_is_left_goes_back_once_no_more_tasks_come():
     worker.clock.advance(2 * LIFE_S)
     assert not worker.batches.give_back(idle_only=True)
     assert worker.trips(CANCEL_MANY) == 1
-    # 902 are used, and 22 ms have brought four.
+    # The calls used 902, and 22 ms have brought four.
     assert worker.shaper.forecast(1000 - 902 + 4).last_in == 0
     assert worker.shaper.forecast(1000 - 902 + 5).last_in > 0
 
 
-def test_a_worker_that_ends_gives_back_at_once_what_it_has():
+def test_a_worker_that_ends_gives_back_its_slots_at_once():
     worker = Worker(rate="1000/s")
     worker.come(3, every_s=0.0)
     assert worker.shaper.forecast().first_in > 0.003

@@ -1,4 +1,4 @@
-"""What real workers do with slots that they have taken and no task has come for."""
+"""What real workers do with slots that they have taken for tasks that do not come."""
 
 from contextlib import closing
 
@@ -38,13 +38,13 @@ def run(app, book, name, where, count):
 
 
 def free(shaper, where):
-    """How many calls may leave at once."""
+    """The number of calls that may leave at once."""
     return max(
         calls for calls in range(BURST + 1) if not calls or shaper.forecast(calls, key=where).last_in == 0
     )
 
 
-def test_a_worker_that_is_told_to_stop_gives_back_what_it_has_taken(fleet, app, book, account):
+def test_a_worker_that_stops_gives_back_its_unused_slots(fleet, app, book, account):
     worker = fleet.start(MODULE, pool="prefork", concurrency=2)
     shaper = app.tasks["rarely"].shaped.policy.shaper
     run(app, book, "rarely", account, 1)
@@ -56,7 +56,7 @@ def test_a_worker_that_is_told_to_stop_gives_back_what_it_has_taken(fleet, app, 
     assert not book.hlen("unacked")
 
 
-def test_a_worker_that_is_killed_costs_the_rest_of_one_batch(fleet, app, book, account):
+def test_a_killed_worker_loses_the_rest_of_one_batch(fleet, app, book, account):
     worker = fleet.start(MODULE, pool="prefork", concurrency=2)
     shaper = app.tasks["rarely"].shaped.policy.shaper
     run(app, book, "rarely", account, 5)
@@ -64,10 +64,10 @@ def test_a_worker_that_is_killed_costs_the_rest_of_one_batch(fleet, app, book, a
     assert BURST - 1 - BATCH <= free(shaper, account) <= BURST - BATCH
 
 
-def test_an_idle_worker_gives_back_what_it_has_taken(fleet, app, book, account):
+def test_an_idle_worker_gives_back_its_unused_slots(fleet, app, book, account):
     fleet.start(MODULE, pool="prefork", concurrency=2)
     shaper = app.tasks["often"].shaped.policy.shaper
-    # A key that is in use for as long as the test takes.
+    # The key stays in use for as long as the test takes.
     shaper.reserve(account, cost=BURST - 5)
     run(app, book, "often", account, 2)
     assert settled(shaper, account) == 0
@@ -75,6 +75,6 @@ def test_an_idle_worker_gives_back_what_it_has_taken(fleet, app, book, account):
 
 
 def settled(shaper, where):
-    """How many slots were taken and cost nothing in the end."""
+    """The number of slots that were taken and given back."""
     (*_, beside, _), _, _ = shaper.core.look.call(where)
     return sum(word[3] == 0 for word in beside[1][2]) if beside else 0

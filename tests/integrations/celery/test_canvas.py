@@ -1,4 +1,4 @@
-"""Chains, groups, chords, callbacks, retries, expiry and revoking: as without shaping, later."""
+"""Chains, groups, chords, callbacks, retries, expiry and revoking work as without shaping, only later."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from .fleet import PATIENCE_S, eventually
 AHEAD_S = BLOCK_BELOW_S + 3.0
 LISTENING = 2
 """The worker of all these tests, and the one that is far-sighted."""
-"""A slot so far ahead is parked, and 3 s later near for the worker that is far-sighted, and for no other."""
+"""A slot this far ahead is parked; 3 s later it is near for the far-sighted worker, and for no other."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,8 +60,8 @@ class TestChord:
             *(app.tasks["add"].s(n, account=account) for n in range(3)),
             app.tasks["fail"].s(account=account),
         ]
-        told = app.tasks["told_error"].s(account=account + "-told")
-        body = app.tasks["total"].s(account=account + "-body").on_error(told)
+        errback = app.tasks["told_error"].s(account=account + "-told")
+        body = app.tasks["total"].s(account=account + "-body").on_error(errback)
         assert isinstance(got(chord(header)(body), propagate=False), ChordError)
         assert records.wait(account + "-told", 1)[0]["error"] == "ChordError"
         assert not records.of(account + "-body")
@@ -79,9 +79,9 @@ class TestCallbacks:
 
     @pytest.mark.parametrize("name", ["told_id", "told_error"])
     def test_link_error_follows_each_failure(self, app, records, account, name):
-        told = app.tasks[name].s(account=account + "-told")
+        errback = app.tasks[name].s(account=account + "-told")
         failing = [
-            app.tasks["fail"].apply_async((n,), {"account": account}, link_error=told) for n in range(6)
+            app.tasks["fail"].apply_async((n,), {"account": account}, link_error=errback) for n in range(6)
         ]
         failures = records.wait(account + "-told", 6)
         assert {start["failed"] for start in failures} == {result.id for result in failing}
@@ -91,7 +91,7 @@ class TestCallbacks:
 
 class TestRetries:
     @pytest.mark.parametrize("name", ["flaky", "auto"])
-    def test_each_takes_its_own_turn_and_waiting_is_no_retry(self, app, records, account, name):
+    def test_each_attempt_takes_its_own_slot_and_waiting_is_no_retry(self, app, records, account, name):
         results = [app.tasks[name].delay(account, fails) for fails in (2, 0, 1, 0, 0, 0)]
         assert [got(result) for result in results] == [2, 0, 1, 0, 0, 0]
         starts = records.paced(account, 9, "10/s")
@@ -106,7 +106,7 @@ class TestRetries:
             got(app.tasks[name].delay(account, 99))
         assert [start["retries"] for start in records.paced(account, 4, "10/s")] == [0, 1, 2, 3]
 
-    def test_what_refund_on_names_never_counted(self, app, records, account):
+    def test_attempts_with_an_error_in_refund_on_give_their_cost_back(self, app, records, account):
         result = app.tasks["refunding"].delay(account, 3)
         assert got(result) == 3
         assert len(records.of(account)) == 4
@@ -114,16 +114,16 @@ class TestRetries:
 
 @pytest.fixture
 def far_sighted(app, fleet):
-    """Has messages back long enough before their slot to give it back, however busy the machine is."""
+    """Fetches messages long enough before their slots to give a slot back, however busy the machine is."""
     worker = fleet.start("tests.integrations.celery.far_sighted", options=["-Q", "tests"])
-    # One that is ready may not yet listen to what all are told.
+    # A worker that is ready may not yet listen to broadcasts.
     eventually(lambda: len(app.control.ping(limit=LISTENING)) == LISTENING)
     yield
     worker.stop()
 
 
 class TestExpiry:
-    def test_an_expired_task_is_revoked_and_gives_its_turn_back(self, app, records, account, far_sighted):
+    def test_an_expired_task_is_revoked_and_gives_its_slot_back(self, app, records, account, far_sighted):
         rare = app.tasks["rare"]
         got(rare.delay(account))
         rare.shaped.policy.shaper.hold(AHEAD_S, key=account)
@@ -139,7 +139,7 @@ class TestExpiry:
 
 class TestRevoking:
     @pytest.mark.parametrize("by", ["id", "stamp"])
-    def test_a_parked_task_is_revoked_and_gives_its_turn_back(
+    def test_a_parked_task_is_revoked_and_gives_its_slot_back(
         self, app, records, account, broker, far_sighted, by
     ):
         rare = app.tasks["rare"]
@@ -149,11 +149,11 @@ class TestRevoking:
         revoked = signature.apply_async()
         with broker.client() as client:
             eventually(lambda: client.zcard("{shapekit:celery}:parked") >= 1)
-        told = {"reply": True, "limit": LISTENING, "timeout": PATIENCE_S}
+        options = {"reply": True, "limit": LISTENING, "timeout": PATIENCE_S}
         if by == "id":
-            assert app.control.revoke(revoked.id, **told)
+            assert app.control.revoke(revoked.id, **options)
         else:
-            assert app.control.revoke_by_stamped_headers({"asked_by": [account]}, **told)
+            assert app.control.revoke_by_stamped_headers({"asked_by": [account]}, **options)
         with pytest.raises(TaskRevokedError):
             got(revoked)
         rare.shaped.policy.shaper.resume(key=account)
@@ -174,7 +174,7 @@ class TestOwnTime:
         assert starts[0]["at"] >= earliest.timestamp()
         assert starts[0]["slot"] >= earliest.timestamp() - 0.001
 
-    def test_its_turn_is_taken_only_then(self, app, records, account):
+    def test_its_slot_is_taken_only_when_it_is_due(self, app, records, account):
         add = app.tasks["add"]
         later = add.apply_async((1,), {"account": account}, countdown=0.8)
         at_once = add.delay(2, account=account)
@@ -184,9 +184,9 @@ class TestOwnTime:
 
 
 class TestTheHop:
-    """A task that was parked is what it would have been."""
+    """A parked task equals the task that was sent."""
 
-    def test_its_request_is_what_a_plain_task_finds(self, app, records, account):
+    def test_its_request_equals_that_of_a_plain_task(self, app, records, account):
         options = {
             "priority": 3,
             "time_limit": 90,
@@ -215,17 +215,17 @@ class TestTheHop:
     def test_the_result_backend_sees_nothing_of_it(self, app, records, account, broker, ignore):
         seen, states = app.tasks["seen"], {}
         seen.shaped.policy.shaper.hold("0.6s", key=account)
-        for task, whose in ((seen, account), (app.tasks["plainly_seen"], account + "-plain")):
-            kept = f"celery-task-meta-{whose}"
+        for task, name in ((seen, account), (app.tasks["plainly_seen"], account + "-plain")):
+            kept = f"celery-task-meta-{name}"
             with broker.client() as client, client.pubsub() as backend:
                 backend.subscribe(kept)
-                task.apply_async((whose,), task_id=whose, ignore_result=ignore)
-                records.wait(whose, 1)
+                task.apply_async((name,), task_id=name, ignore_result=ignore)
+                records.wait(name, 1)
                 if not ignore:
-                    got(app.AsyncResult(whose))
+                    got(app.AsyncResult(name))
                 assert client.exists(kept) == (not ignore)
-                said = iter(lambda: backend.get_message(timeout=0.1), None)
+                messages = iter(lambda: backend.get_message(timeout=0.1), None)
                 states[task.name] = [
-                    json.loads(each["data"])["status"] for each in said if each["type"] == "message"
+                    json.loads(each["data"])["status"] for each in messages if each["type"] == "message"
                 ]
         assert states["seen"] == states["plainly_seen"] == ([] if ignore else ["STARTED", "SUCCESS"])

@@ -1,4 +1,4 @@
-"""Changed limits: a worker brings back what is parked under a key, whatever it heard of the key first."""
+"""Changed limits: a worker brings back the parked messages of a key, whatever it learned of the key first."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from .eager import Eager
 
 
 class Park:
-    """Notes what is brought back."""
+    """Records which messages are brought back."""
 
     def __init__(self):
         self.hastened = []
@@ -27,8 +27,8 @@ def shaper(clock):
 
 @pytest.mark.parametrize("before", [[], ["parks"], ["parks", "parks"]], ids=" ".join)
 @pytest.mark.parametrize("parked", [None, "", "older"])
-def test_the_first_message_that_comes_back_from_older_limits_brings_the_others(shaper, before, parked):
-    """A message that this worker has parked knows the new limits: those of other workers may not."""
+def test_the_first_message_parked_under_older_limits_brings_the_others_back(shaper, before, parked):
+    """A message that this worker parked knows the new limits; messages of other workers may not."""
     changes, park = Changes(), Park()
     for _ in before:
         changes.note(shaper, "some", park)
@@ -40,7 +40,7 @@ def test_the_first_message_that_comes_back_from_older_limits_brings_the_others(s
     assert version == version_of(shaper.core)
 
 
-def test_a_message_that_was_parked_by_these_limits_brings_no_others(shaper):
+def test_a_message_parked_under_these_limits_brings_no_others_back(shaper):
     changes, park = Changes(), Park()
     for _ in range(3):
         changes.note_back(shaper, "some", park, version_of(shaper.core))
@@ -49,7 +49,7 @@ def test_a_message_that_was_parked_by_these_limits_brings_no_others(shaper):
     assert len(park.hastened) == 1
 
 
-def test_where_the_broker_does_not_answer_the_next_that_comes_back_brings_them(shaper):
+def test_where_the_broker_does_not_answer_the_next_message_brings_the_others_back(shaper):
     changes, park = Changes(), Park()
     park.hasten = lambda group, version: 1 / 0
     with pytest.raises(ZeroDivisionError):

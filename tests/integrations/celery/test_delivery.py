@@ -1,4 +1,4 @@
-"""Deliveries: the slot of a message that comes too late, or whose task never runs, is given back."""
+"""Deliveries: a message that comes too late, or whose task never runs, gives its slot back."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from .eager import Eager
 
 
 class Worker:
-    """Has messages of a task with a quota delivered, in virtual time."""
+    """Delivers messages of a task with a quota, in virtual time."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -50,7 +50,7 @@ def delivery(request, worker):
 
 @pytest.mark.parametrize("received", [1, 2])
 def test_a_message_that_sqs_delivers_again_takes_another_slot(worker, received):
-    """The worker that had it before may have used the one that it brings."""
+    """The worker that had the message before may have used the slot that it carries."""
     slot = worker.shaped.policy.shaper.reserve()
     info = {"sqs_message": {"Attributes": {"ApproximateReceiveCount": str(received)}}}
     assert worker.delivered(slot, info=info).remaining() == pytest.approx(0 if received == 1 else 0.1)
@@ -73,7 +73,7 @@ def test_a_message_whose_task_never_runs_is_not_counted(worker, delivery, passed
 
 
 class Names:
-    """A park that keeps nothing but the names of messages."""
+    """A park that keeps only the names of messages."""
 
     def __init__(self):
         self.names = set()
@@ -96,16 +96,16 @@ def test_one_message_is_parked_once_and_another_of_the_same_id_as_well(worker, i
     assert worker.used == (0 if is_early else 2)
 
 
-def test_in_the_pool_a_slot_that_lies_ahead_again_is_asked_for_when_it_comes(clock, monkeypatch):
-    """Late calls of others move the line: also while a task waits."""
+def test_in_the_pool_a_slot_that_moved_ahead_is_confirmed_again_when_it_comes(clock, monkeypatch):
+    """Late calls of other workers move the line, also while a task waits."""
     shaped = Eager(clock).shaped(lambda: None, {"rate": "20/s"}).shaped
     shaper = shaped.policy.shaper
     *others, own, _ = [shaper.reserve() for _ in range(12)]
     clock.advance(own.delay - 0.01)
-    asked = iter(others)
+    late = iter(others)
 
     def late_call():
-        coming = run(shaper.core.coming, next(asked), 0.0)
+        coming = run(shaper.core.coming, next(late), 0.0)
         assert coming.has_moved
         return coming
 
@@ -124,7 +124,7 @@ def test_in_the_pool_a_slot_that_lies_ahead_again_is_asked_for_when_it_comes(clo
     assert len(slept) > 1
     assert late_s >= 0
     assert clock.now() == pytest.approx(reservation.departs_at + late_s)
-    # The next one of the others leaves a whole slot later.
+    # The next of the other calls leaves a whole slot later.
     assert late_call().reservation.departs_at >= reservation.departs_at + 0.05 - 1e-6
 
 

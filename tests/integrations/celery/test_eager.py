@@ -1,4 +1,4 @@
-"""Direct calls, eager mode, and what is said of one call: without a worker, in virtual time."""
+"""Direct calls, eager mode, and options of one call: without a worker, in virtual time."""
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ def way(request):
 
 
 class TestEachWayOfCalling:
-    def test_waits_for_its_turn(self, clock, eager, way):
+    def test_waits_for_its_slot(self, clock, eager, way):
         task = eager.shaped(lambda n: (clock.now(), n))
         assert [way(task, n) for n in range(3)] == [(n * SLOT_S, n) for n in range(3)]
 
@@ -58,7 +58,7 @@ class TestEachWayOfCalling:
         task = eager.shaped(run, {"rate": "1/s", "enforce": False}, bind=True)
         assert [way(task) for _ in range(3)] == [(0, 0), (0, 1), (0, 2)]
 
-    def test_gives_back_what_never_counted(self, clock, eager, way):
+    def test_gives_its_slot_back_if_the_call_never_counted(self, clock, eager, way):
         def run(fails):
             if fails:
                 raise ConnectionError
@@ -70,7 +70,7 @@ class TestEachWayOfCalling:
                 way(task, True)
         assert way(task, False) == 0
 
-    def test_gives_it_back_too_if_the_task_says_by_a_retry_why(self, clock, eager):
+    def test_gives_its_slot_back_if_a_retry_names_such_an_error(self, clock, eager):
         def run(self):
             if self.request.retries < 3:
                 raise self.retry(exc=ConnectionError(), countdown=0)
@@ -87,7 +87,7 @@ class TestEachWayOfCalling:
         task = eager.shaped(run, {"burst": 5, "cost": 2}, bind=True)
         assert [way(task, 5), way(task, 3)] == pytest.approx([0, 2 * SLOT_S])
 
-    def test_takes_a_turn_each_time_that_it_calls_itself(self, eager, way):
+    def test_takes_a_slot_each_time_that_it_calls_itself(self, eager, way):
         def run(self, depth):
             inner = self.run(depth - 1) if depth else []
             return [self.shaped.admission.reservation.departs_at, *inner]
@@ -117,7 +117,7 @@ class TestCost:
             (5, lambda task: chord([task.si().set(shape_cost=3)])(task.si().set(shape_cost=2))),
         ],
     )
-    def test_is_said_of_one_call(self, clock, task, cost, ask):
+    def test_applies_to_one_call(self, clock, task, cost, ask):
         ask(task)
         assert clock.now() == 0
         task.apply_async(shape_cost=6)
@@ -189,8 +189,8 @@ CALLS = st.lists(
 
 
 @given(CALLS, st.integers(4, 6), st.sampled_from(["shaped", "foreign"]))
-def test_whatever_is_called_in_whatever_way_keeps_to_the_rate_of_its_key(calls, burst, kind):
-    """Between calls time passes. Results are those without shaping."""
+def test_every_way_of_calling_keeps_to_the_rate_of_its_key(calls, burst, kind):
+    """Time passes between calls. Results equal those without shaping."""
     clock = ManualClock(autojump=True)
     eager = Eager(clock)
     left = {}

@@ -1,4 +1,4 @@
-"""What workers tell of their tasks: a slot where it is taken, and a departure where the task runs."""
+"""Events of workers: a slot where it is taken, and a departure where the task runs."""
 
 import json
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 
 from .fleet import PATIENCE_S, Fleet, eventually
 from .records import CLOCKS_S
-from .running import MODULE, make_app, starts, told
+from .running import MODULE, make_app, settings, starts
 
 HEARD = "events"
 TASKS = 6
@@ -21,11 +21,11 @@ def fleet(broker):
 
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_each_task_takes_a_turn_and_leaves(fleet, broker, pool):
+def test_each_task_takes_a_slot_and_leaves(fleet, broker, pool):
     with broker.client(decode_responses=True) as book:
         book.flushall()
-        # No task comes so much later than its slot that it would take another.
-        fleet.start(MODULE, pool=pool, concurrency=2, env=told(heard=HEARD, grace=PATIENCE_S))
+        # No task starts so long after its slot that it would take another one.
+        fleet.start(MODULE, pool=pool, concurrency=2, env=settings(heard=HEARD, grace=PATIENCE_S))
         app = make_app(broker.url)
         for number in range(TASKS):
             app.tasks["slow"].delay("heard", number)

@@ -1,4 +1,4 @@
-"""Workers that are killed or told to stop, and a Redis that goes away: nothing is lost, the rate holds."""
+"""Workers are killed or stopped, and Redis goes away: no task is lost, and the rate holds."""
 
 import json
 import threading
@@ -20,9 +20,9 @@ from .running import (
     make_app,
     most_in,
     parked,
+    settings,
     shared_slots,
     starts,
-    told,
     undisturbed,
 )
 
@@ -37,19 +37,19 @@ LATE = {
     "shapekit_max_eta": 1.0,
     "worker_cancel_long_running_tasks_on_connection_loss": True,
 }
-"""A message is the broker's until its task has ended, and soon delivered again if it never does."""
+"""The broker keeps a message until its task has ended, and soon delivers it again if that never happens."""
 STOPS = "tests.integrations.celery.stopping"
 AT_EASE_S = 2.0
-"""A busy machine keeps no task from its slot for so long, so that none goes round again through the
-broker's list: what is killed while kombu fetches from that loses a message, shaped or not. Nor does one
-wait in the pool for another slot: coming late to that, too, it would move the line away from the slots
-that others know.
+"""A grace so long that a busy machine makes no task miss its slot, so no message goes through the broker's
+list again: a process that is killed while kombu fetches from that list loses a message, shaped or not. Nor
+does a task wait in the pool for another slot: missing that one, too, it would move the line away from the
+slots that other workers know.
 """
 
 
 @pytest.fixture
 def server():
-    """A Redis of one's own, which keeps what it was told."""
+    """A Redis of one's own, which keeps its data."""
     server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
     try:
         yield server.start()
@@ -87,9 +87,9 @@ def all_have_run(book, where, count):
 
 
 def all_are_in_hand(book, where, count):
-    """Wait until each has started, or is parked, or on the broker's books.
+    """Wait until each has started, is parked, or is on the broker's books.
 
-    What kombu fetches out of a list for the first time is in nobody's hands on its way, shaped or not.
+    A message that kombu fetches out of a list for the first time is nowhere on its way, shaped or not.
     """
     eventually(lambda: len(in_hand(book, where)) == count)
 
@@ -106,7 +106,7 @@ def in_hand(book, where):
 
 
 def two_workers(fleet, modules=(MODULE, MODULE), **options):
-    """They are launched at once, and are ready."""
+    """Launch both at once, and wait until they are ready."""
     workers = [fleet.launch(module, pool="prefork", concurrency=2, **options) for module in modules]
     return [worker.wait_ready() for worker in workers]
 
@@ -117,10 +117,10 @@ def send(app, where, count):
 
 
 def test_a_worker_is_killed_while_tasks_wait(fleet, book, app):
-    workers = two_workers(fleet, env=told(conf=LATE, grace=AT_EASE_S))
+    workers = two_workers(fleet, env=settings(conf=LATE, grace=AT_EASE_S))
     send(app, "kill", 100)
     all_are_in_hand(book, "kill", 100)
-    # It holds some: they wait in it, or run.
+    # The worker holds some tasks: they wait in it, or run.
     eventually(lambda: book.llen("starts:kill") >= 20 and book.hlen("unacked") > 0)
     workers[0].kill()
     rows = all_have_run(book, "kill", 100)
@@ -130,7 +130,7 @@ def test_a_worker_is_killed_while_tasks_wait(fleet, book, app):
 
 
 def test_a_process_of_the_pool_is_killed_again_and_again_and_no_slot_is_used_twice(fleet, book, app):
-    fleet.start(MODULE, pool="prefork", concurrency=1, env=told(conf=LATE))
+    fleet.start(MODULE, pool="prefork", concurrency=1, env=settings(conf=LATE))
     app.tasks["slow"].delay("deadly", 0)
     for number in range(1, 4):
         app.tasks["slow"].delay("deadly", number, -1.0)
@@ -138,8 +138,8 @@ def test_a_process_of_the_pool_is_killed_again_and_again_and_no_slot_is_used_twi
     check_pace([row.due for row in rows], RATES["slow"], tolerance="1us")
 
 
-def test_a_worker_that_is_told_to_stop_leaves_its_tasks_to_others(server, fleet, book, app):
-    workers = two_workers(fleet, (STOPS, MODULE), env=told(grace=AT_EASE_S))
+def test_a_worker_that_stops_leaves_its_tasks_to_other_workers(server, fleet, book, app):
+    workers = two_workers(fleet, (STOPS, MODULE), env=settings(grace=AT_EASE_S))
     with watched(server.pid, *[worker.process.pid for worker in workers]) as witness:
         send(app, "stop", 80)
         all_have_run(book, "stop", 80)
@@ -148,14 +148,14 @@ def test_a_worker_that_is_told_to_stop_leaves_its_tasks_to_others(server, fleet,
     rows = starts(book, "stop")
     assert len(rows) == 80
     check_pace([row.due for row in rows], RATES["brisk"], tolerance="1us")
-    # Turns that were given back were used by others.
+    # Other tasks used the slots that were given back.
     slots = sorted(row.slot for row in rows)
     lost = witness.stalls.within(rows[0].at, rows[-1].at)
     assert slots[-1] - slots[0] <= 79 / 20 + 0.6 + lost
 
 
-def test_a_redis_that_stands_still(server, fleet, book, app):
-    workers = two_workers(fleet, env=told(conf=LATE))
+def test_tasks_keep_their_slots_and_pace_after_redis_was_frozen(server, fleet, book, app):
+    workers = two_workers(fleet, env=settings(conf=LATE))
     send(app, "freeze", 120)
     all_are_in_hand(book, "freeze", 120)
     eventually(lambda: book.llen("starts:freeze") >= 20)
@@ -169,8 +169,8 @@ def test_a_redis_that_stands_still(server, fleet, book, app):
 
 
 @pytest.mark.parametrize("store", [None, "local"])
-def test_a_redis_that_is_killed_and_comes_back_with_what_it_kept(server, fleet, book, app, store):
-    workers = two_workers(fleet, env=told(conf=LATE, store=store, grace=AT_EASE_S))
+def test_tasks_run_after_redis_was_killed_and_restarted_with_its_data(server, fleet, book, app, store):
+    workers = two_workers(fleet, env=settings(conf=LATE, store=store, grace=AT_EASE_S))
     send(app, "crash", 120)
     all_are_in_hand(book, "crash", 120)
     eventually(lambda: book.llen("starts:crash") >= 20)
@@ -184,14 +184,14 @@ def test_a_redis_that_is_killed_and_comes_back_with_what_it_kept(server, fleet, 
     if store is None:
         check_pace([row.due for row in rows], RATES["brisk"], tolerance="1us")
     else:
-        # Each of six processes goes on by itself, until it asks the store again.
+        # Each of six processes goes on by itself until it reaches the store again.
         assert not shared_slots(rows)
         alone = 6 * (1 + LOCAL_SHARE * 20)
         assert most_in([row for row in rows if row.at > back], 1.0) <= 21 + alone
 
 
-def test_a_message_that_is_delivered_again_while_it_runs_takes_another_turn(fleet, book, app):
-    fleet.start(MODULE, pool="threads", concurrency=4, env=told(conf=LATE))
+def test_a_message_that_is_delivered_again_while_it_runs_takes_another_slot(fleet, book, app):
+    fleet.start(MODULE, pool="threads", concurrency=4, env=settings(conf=LATE))
     for number in range(4):
         app.tasks["slow"].delay("again", number, 5.0)
     rows = eventually(lambda: len(rows := starts(book, "again")) >= 6 and rows)
@@ -199,14 +199,14 @@ def test_a_message_that_is_delivered_again_while_it_runs_takes_another_turn(flee
     check_pace([row.due for row in rows], RATES["slow"], tolerance="1us")
 
 
-def test_a_message_that_is_delivered_again_while_it_waits_takes_another_turn(fleet, book, app):
+def test_a_message_that_is_delivered_again_while_it_waits_takes_another_slot(fleet, book, app):
     conf = {"shapekit_max_eta": 1.0, "shapekit_block_below": 1.0}
-    fleet.start(MODULE, pool="threads", concurrency=4, env=told(conf=conf))
+    fleet.start(MODULE, pool="threads", concurrency=4, env=settings(conf=conf))
     for number in range(8):
         app.tasks["slow"].delay("copied", number)
     with app.connection_for_write() as connection:
         restore = connection.default_channel.qos.restore_by_tag
-        # It was parked, came back with its slot, and that is still to come.
+        # It was parked and came back with its slot, which is still to come.
         tag = eventually(
             lambda: [tag for tag, text in book.hgetall("unacked").items() if SLOT_HEADER in text]
         )[0]
@@ -222,7 +222,7 @@ def test_one_message_delivered_twice_is_parked_once_and_runs_once(fleet, book, a
     call = app.tasks["slow"]
     call.delay("twice", 0)
     eventually(lambda: starts(book, "twice"))
-    # So that all are parked before the first of them may leave, however slow the machine is.
+    # All are parked before the first of them may leave, however slow the machine is.
     call.shaped.policy.shaper.hold(60.0, key="twice")
     for number in (1, 2):
         call.delay("twice", number)
@@ -237,11 +237,11 @@ def test_one_message_delivered_twice_is_parked_once_and_runs_once(fleet, book, a
     rows = all_have_run(book, "twice", 5)
     assert [row.number for row in rows] == [0, 1, 2, 3, 4]
     assert not shared_slots(rows)
-    # The slots of the four copies were given back.
+    # The workers gave the slots of the four copies back.
     assert rows[-1].slot - rows[1].slot == pytest.approx(3 / 2, abs=1e-3)
 
 
-def test_a_hold_moves_those_who_wait_and_those_who_are_parked(server, fleet, book, app):
+def test_a_hold_moves_waiting_tasks_and_parked_ones(server, fleet, book, app):
     worker = fleet.start(MODULE, pool="threads", concurrency=4)
     call = app.tasks["brisk"]
     with watched(server.pid, worker.process.pid) as witness:
@@ -257,13 +257,13 @@ def test_a_hold_moves_those_who_wait_and_those_who_are_parked(server, fleet, boo
     check_pace([row.due for row in rows], RATES["brisk"], tolerance="1us")
     stalls = witness.stalls
     assert not [row for row in rows if row.at < held + 1.99 and stalls.undone(held, row.at) > held + 0.1]
-    # None had to take another slot, but for those who were kept from running beyond the grace.
+    # No task had to take another slot, except those that a stall kept from running beyond the grace.
     lost = stalls.within(rows[0].at, rows[-1].at)
     assert lost > 1 / 20 or [row.number for row in rows] == sorted(row.number for row in rows)
     assert rows[-1].at - rows[0].at <= 59 / 20 + 2.0 + 0.3 + lost
 
 
-def test_a_hold_that_is_ended_lets_them_go(server, fleet, book, app):
+def test_the_end_of_a_hold_lets_waiting_and_parked_tasks_go(server, fleet, book, app):
     worker = fleet.start(MODULE, pool="threads", concurrency=4)
     call = app.tasks["brisk"]
     call.delay("resume", 0)
@@ -277,11 +277,11 @@ def test_a_hold_that_is_ended_lets_them_go(server, fleet, book, app):
         resumed = time.monotonic()
         rows = all_have_run(book, "resume", 41)
     check_pace([row.due for row in rows], RATES["brisk"], tolerance="1us")
-    # A hold that others share ends after a twelfth of what is left: until then all have heard of it.
+    # A shared hold ends after a twelfth of the rest: until then every worker has learned of it.
     assert witness.stalls.undone(resumed, rows[-1].at) - resumed <= 20 / 12 + 40 / 20 + 1.0
 
 
-def test_tasks_that_would_expire_in_a_hold_run_if_it_is_ended(fleet, book, app):
+def test_tasks_that_would_expire_during_a_hold_run_if_it_ends_early(fleet, book, app):
     fleet.start(MODULE, pool="threads", concurrency=4)
     call = app.tasks["brisk"]
     shaper = call.shaped.policy.shaper
@@ -289,7 +289,7 @@ def test_tasks_that_would_expire_in_a_hold_run_if_it_is_ended(fleet, book, app):
     for number in range(10):
         call.apply_async(("expiring", number), expires=100.0)
     eventually(lambda: parked(book) == 10)
-    # None of them stands in the line meanwhile.
+    # Meanwhile none of them has a place in the line.
     assert shaper.forecast(key="expiring").first_in <= 120
     shaper.resume(key="expiring")
     rows = all_have_run(book, "expiring", 10)
@@ -297,7 +297,7 @@ def test_tasks_that_would_expire_in_a_hold_run_if_it_is_ended(fleet, book, app):
 
 
 @pytest.mark.parametrize("restarts", ["never", "before", "after"])
-def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, book, app, restarts):
+def test_parked_tasks_follow_a_rate_that_an_operator_changes(server, fleet, book, app, restarts):
     """Sixty at 2/s would take half a minute, also where a new worker finds them parked."""
     name = f"changed-{restarts}"
     worker = fleet.start(MODULE, pool="threads", concurrency=4)
@@ -311,7 +311,7 @@ def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, 
     if restarts != "never":
         worker.stop()
     if restarts == "after":
-        # What a new worker hears first of the key is the new rate, with the slot of another task.
+        # The new worker first learns of the key by the new rate, with the slot of another task.
         policy.configure("20/s", key=name)
     if restarts != "never":
         worker = fleet.start(MODULE, pool="threads", concurrency=4)
@@ -323,11 +323,11 @@ def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, 
     policy.unconfigure(name)
     assert sorted(row.number for row in rows) == list(range(60))
     assert witness.stalls.undone(changed, rows[-1].at) - changed <= 5.0
-    # Who starts later than three quarters of a slot, which is 37 ms, has taken another one.
+    # A task that starts later than three quarters of a slot, which is 37 ms, has taken another one.
     assert most_in(undisturbed([row for row in rows if row.at >= changed], witness.stalls), 0.95) <= 21
 
 
-def test_parked_messages_that_are_lost_keep_no_other_from_running(server, fleet, book, app):
+def test_lost_parked_messages_keep_no_other_from_running(server, fleet, book, app):
     worker = fleet.start(MODULE, pool="threads", concurrency=4)
     call = app.tasks["brisk"]
     call.delay("lost", 0)
@@ -345,18 +345,18 @@ def test_parked_messages_that_are_lost_keep_no_other_from_running(server, fleet,
     call.shaped.policy.shaper.resume(key="lost")
     eventually(lambda: book.llen("starts:lost") >= 1 + len(whole))
     eventually(lambda: book.hlen(f"{key}:unreadable") == 2 and not parked(book))
-    # A later call comes through, too.
+    # A later call runs, too.
     call.delay("lost", 11)
     rows = eventually(lambda: len(rows := starts(book, "lost")) >= 2 + len(whole) and rows)
     assert len({row.number for row in rows}) == len(rows) == 2 + len(whole)
-    said = [line for line in worker.log.splitlines() if "parked message" in line]
-    assert len(said) == 3
-    assert sum("is lost" in line for line in said) == 1
+    lines = [line for line in worker.log.splitlines() if "parked message" in line]
+    assert len(lines) == 3
+    assert sum("is lost" in line for line in lines) == 1
 
 
-def test_no_more_than_that_wait_in_a_worker(fleet, book, app):
+def test_no_more_than_shapekit_most_waiting_wait_in_a_worker(fleet, book, app):
     conf = {"shapekit_most_waiting": 5, "worker_prefetch_multiplier": 2}
-    fleet.start(MODULE, pool="threads", concurrency=2, env=told(conf=conf))
+    fleet.start(MODULE, pool="threads", concurrency=2, env=settings(conf=conf))
     seen, over = [], threading.Event()
 
     def look():
@@ -372,5 +372,5 @@ def test_no_more_than_that_wait_in_a_worker(fleet, book, app):
     looker.join()
     assert len(rows) == 80
     assert not shared_slots(rows)
-    # Those who wait, and what it would have fetched without them.
+    # The tasks that wait, and those that the worker would fetch without them.
     assert 4 <= max(seen) <= 5 + 4

@@ -21,7 +21,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @pytest.fixture(scope="module")
 def workers(fleet):
-    """Two, with four processes each, which fetch no more than those can run."""
+    """Two workers with four processes each, which fetch no more tasks than those can run."""
     launched = [fleet.launch(MODULE, pool="prefork", concurrency=4) for _ in range(2)]
     return [worker.wait_ready() for worker in launched]
 
@@ -38,7 +38,7 @@ def app(broker):
 
 
 def resident(worker):
-    """What a worker holds in memory, in bytes, without its pool."""
+    """The memory of a worker, in bytes, without its pool."""
     return int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]) * PAGE
 
 
@@ -46,7 +46,7 @@ def p95(latencies):
     return statistics.quantiles(latencies, n=20)[-1]
 
 
-def test_four_hundred_at_forty_a_second_run_once_in_order_at_that_rate(app, book, broker, workers):
+def test_four_hundred_tasks_run_once_in_order_at_forty_a_second(app, book, broker, workers):
     with watched(broker.pid, *[worker.process.pid for worker in workers]) as witness:
         for number in range(400):
             app.tasks["fast"].delay("fleet", number)
@@ -56,19 +56,20 @@ def test_four_hundred_at_forty_a_second_run_once_in_order_at_that_rate(app, book
     assert len({row.worker for row in rows}) == 2
     check_pace([row.due for row in rows], RATES["fast"], tolerance="1us")
     assert min(row.late for row in rows) >= -CLOCKS_S
-    # How soon after its slot somebody starts is up to the machine, too.
+    # How soon after its slot a task starts also depends on the machine.
     rows = undisturbed(rows, witness.stalls)
-    # The law leaves out what starts in the last 10 ms of a second.
+    # The law leaves out starts in the last 10 ms of a second.
     assert most_in(rows, 0.99) <= 41
-    # Of two whose slots are more than the grace apart, the first in line starts first.
+    # Of two tasks whose slots are more than the grace apart, the first in line starts first.
     for one, next_one in zip(rows, rows[2:], strict=False):
         assert one.slot < next_one.slot
-    # Who was kept from running beyond the grace has taken another slot, and the one before was nobody's.
+    # A task that a stall kept from running beyond the grace has taken another slot; its old one stayed
+    # unused.
     lost = witness.stalls.within(rows[0].at, rows[-1].at)
     assert rows[-1].at - rows[0].at <= 399 / 40 * 1.03 + lost
 
 
-def test_behind_a_long_line_others_are_quick_and_memory_is_flat(app, book, workers):
+def test_other_keys_stay_quick_and_memory_flat_behind_a_long_line(app, book, workers):
     for number in range(20):
         app.tasks["slow"].delay("warm", number)
     eventually(lambda: book.llen("starts:warm") > 0)
@@ -84,7 +85,7 @@ def test_behind_a_long_line_others_are_quick_and_memory_is_flat(app, book, worke
             sent.append(time.monotonic())
             app.tasks["plain"].delay("line", sent[-1])
             eventually(lambda number=number: book.llen("plain:line") > number)
-    # All who have not started are parked, but for a few, and none of them is in the memory of a worker.
+    # All but a few of the tasks that have not started are parked, and none of those is in a worker's memory.
     waiting = parked(book)
     assert waiting >= 1500 + 60 - book.llen("starts:line") - book.llen("starts:line2") - 20
     eventually(lambda: book.hlen("unacked") < 20)

@@ -1,4 +1,4 @@
-"""Tasks whose slot passes while the pool is busy: they take another, and come back for it if it is far."""
+"""Tasks whose slot passes while the pool is busy take another slot, and are parked if it is far away."""
 
 import time
 
@@ -19,7 +19,7 @@ def worker(fleet):
 
 @pytest.fixture
 def behind(app, records, account, worker):
-    """Publishes while the only thread is busy; frees it when the slots have passed."""
+    """Publishes while the only thread is busy, and frees the thread when the slots have passed."""
 
     def publish(publishing, ids, meanwhile):
         app.tasks["busy"].delay(account + "-busy")
@@ -37,7 +37,7 @@ def behind(app, records, account, worker):
 
 
 @pytest.mark.parametrize("held_s", [0, 0.8])
-def test_another_turn_is_taken(app, records, account, behind, held_s):
+def test_another_slot_is_taken(app, records, account, behind, held_s):
     add = app.tasks["seen"]
     shaper = add.shaped.policy.shaper
     result, freed_at = behind(
@@ -52,10 +52,10 @@ def test_another_turn_is_taken(app, records, account, behind, held_s):
     assert start["request"]["timelimit"] == [90, None]
 
 
-def test_what_comes_back_is_written_and_shown_as_it_was(app, records, account, behind):
-    add, said = app.tasks["seen"], {"serializer": "spelled", "compression": "zlib", "argsrepr": "(***)"}
+def test_a_task_that_comes_back_is_serialized_and_shown_as_before(app, records, account, behind):
+    add, options = app.tasks["seen"], {"serializer": "spelled", "compression": "zlib", "argsrepr": "(***)"}
     result, _ = behind(
-        lambda: add.apply_async((account, {1, 2}), task_id=account, **said),
+        lambda: add.apply_async((account, {1, 2}), task_id=account, **options),
         [account],
         lambda: add.shaped.policy.shaper.hold(0.8, key=account),
     )
@@ -64,7 +64,7 @@ def test_what_comes_back_is_written_and_shown_as_it_was(app, records, account, b
     assert (start["shown"], start["headers"]) == ("(***)", {})
 
 
-def test_a_quota_gets_the_missed_turn_back(app, account, behind):
+def test_a_quota_gets_the_missed_slot_back(app, account, behind):
     rare = app.tasks["rare"]
     result, _ = behind(lambda: rare.apply_async((account,), task_id=account), [account], lambda: None)
     assert result.get(timeout=PATIENCE_S) is None

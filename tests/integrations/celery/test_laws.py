@@ -1,4 +1,4 @@
-"""Whatever is published, and however: all run once, at the rate of their key, with a plain task's result."""
+"""All tasks run once, at the rate of their key and with a plain task's result, however they are published."""
 
 import random
 import time
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.long
 
 RATE, BURST = "20/s", 5
 GRACE_S = 0.05
-"""One slot: so late may a start be, and the one behind it punctual."""
+"""One slot: a start may be this late, with the one behind it on time."""
 ROOM_S = 0.1
-"""For what a task and its worker do between the moment of leaving and its first line."""
+"""The time that a task and its worker need between the moment of leaving and the first line."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +30,7 @@ def workers(fleet):
 
 
 def undisturbed(starts, stalls):
-    """When they would have started, had the machine kept nobody from running, and their costs."""
+    """When they would have started without stalls of the machine, and their costs."""
     date = time.time() - time.monotonic()
     return [
         (date + stalls.undone(start["slot"] - date, start["at"] - date), start["cost"]) for start in starts
@@ -38,7 +38,7 @@ def undisturbed(starts, stalls):
 
 
 def published(app, dice, account, plan):
-    """One task, or a few together; how often it runs, and at which costs is added to the plan."""
+    """Publishes one task, or a few together; adds to the plan how often it runs, and at which costs."""
     weighed, cost = app.tasks["weighed"], dice.randint(1, BURST)
     way = dice.choice(["async", "publish", "countdown", "retrying", "chain", "group", "chord"])
     name, n = f"{account}", len(plan["results"])
@@ -71,7 +71,7 @@ def published(app, dice, account, plan):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_run_once_at_the_rate_of_their_key(app, broker, records, account, workers, seed):
+def test_all_tasks_run_once_at_the_rate_of_their_key(app, broker, records, account, workers, seed):
     dice = random.Random(seed)
     keys = [f"{account}-{letter}" for letter in "abc"]
     plan = {"results": [], "costs": defaultdict(list)}
@@ -84,7 +84,7 @@ def test_all_run_once_at_the_rate_of_their_key(app, broker, records, account, wo
         starts = records.of(key)
         assert sorted(start["cost"] for start in starts) == sorted(plan["costs"][key])
         assert len({(start["id"], start["retries"]) for start in starts}) == len(starts)
-        # On the line's own time: how long that stood still for late calls, none is told exactly.
+        # On the line's own time: no record says exactly how long the line stood still for late calls.
         check_pace([(start["due"], start["cost"]) for start in starts], RATE, burst=BURST, tolerance="1us")
         assert all(start["at"] >= start["slot"] - CLOCKS_S for start in starts)
         left = undisturbed(starts, witness.stalls)

@@ -1,4 +1,4 @@
-"""Brokers that are no Redis, and a Redis with all that kombu can do on it."""
+"""Brokers other than Redis, and a Redis with every option that kombu has for it."""
 
 import os
 from collections import Counter
@@ -17,12 +17,14 @@ from shapekit.testing import check_pace
 from ...amqp_server import AmqpServer
 from ...witness import watched
 from .fleet import Fleet, eventually
-from .running import MODULE, RATES, make_app, parked, shared_slots, starts, told
+from .running import MODULE, RATES, make_app, parked, settings, shared_slots, starts
 
 pytestmark = pytest.mark.long
 
 PARKED = 5
-"""So many are parked at some time, also on a machine that hardly receives tasks faster than it runs them."""
+"""At some time this many tasks are parked, also on a machine that receives tasks hardly faster than it runs
+them.
+"""
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def in_files(tmp_path):
 
 @pytest.fixture
 def amqp():
-    """Empty, also where it is one that others use."""
+    """An empty database, also on a server that other programs use."""
     with closing(AmqpServer()) as server, Connection(server.url) as connection:
         for queue in ("tasks", "eu", "us"):
             connection.default_channel.queue_delete(queue)
@@ -56,7 +58,7 @@ def amqp():
 
 @pytest.fixture(params=["files", "amqp"])
 def elsewhere(request, broker, tmp_path):
-    """What workers and publishers are told to have a broker that is no Redis."""
+    """Settings that give workers and publishers a broker that is no Redis."""
     conf = {"task_compression": "gzip"}
     if request.param == "amqp":
         return {"broker": request.getfixturevalue("amqp").url, "store": broker.url, "conf": conf}
@@ -66,14 +68,14 @@ def elsewhere(request, broker, tmp_path):
 
 @pytest.fixture(params=["redis", "amqp"])
 def anywhere(request, broker):
-    """What they are told to have a broker with exchanges of all types."""
+    """Settings that give them a broker with exchanges of all types."""
     if request.param == "redis":
         return {}
     return {"broker": request.getfixturevalue("amqp").url, "store": broker.url}
 
 
 def in_store(book):
-    """The names and records of what is parked in the store."""
+    """The names and records of parked messages in the store."""
     found = [book.hgetall(key) for key in book.keys("*:parked:messages")]
     return {name: loads(record) for records in found for name, record in records.items()}
 
@@ -82,8 +84,8 @@ def all_have_run(book, where, count):
     return eventually(lambda: len(rows := starts(book, where)) >= count and rows)
 
 
-def test_another_broker_and_a_redis_as_the_store(fleet, book, broker, elsewhere):
-    worker = fleet.start(MODULE, pool="threads", concurrency=4, env=told(**elsewhere))
+def test_tasks_run_with_another_broker_and_a_redis_as_the_store(fleet, book, broker, elsewhere):
+    worker = fleet.start(MODULE, pool="threads", concurrency=4, env=settings(**elsewhere))
     app = make_app(broker.url, **elsewhere)
     with watched(os.getpid(), broker.pid, worker.process.pid) as witness:
         for number in range(60):
@@ -97,9 +99,9 @@ def test_another_broker_and_a_redis_as_the_store(fleet, book, broker, elsewhere)
     assert not book.keys("*:parked*")
 
 
-def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, book, broker, elsewhere):
+def test_lost_messages_in_the_store_keep_no_other_from_running(fleet, book, broker, elsewhere):
     app = make_app(broker.url, **elsewhere)
-    first = fleet.start(MODULE, env=told(**elsewhere))
+    first = fleet.start(MODULE, env=settings(**elsewhere))
     for number in range(30):
         app.tasks["steady"].delay("lost", number)
     eventually(lambda: len(in_store(book)) >= PARKED)
@@ -109,42 +111,46 @@ def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, b
     book.hdel(key, gone)
     book.hset(key, broken, "not what was parked")
     book.hset(key, foreign, '["7", "neither"]')
-    second = fleet.start(MODULE, env=told(**elsewhere))
+    second = fleet.start(MODULE, env=settings(**elsewhere))
     rows = all_have_run(book, "lost", 27)
     assert len({row.number for row in rows}) == 27
     eventually(lambda: not book.keys("*:parked:messages"))
     (unreadable,) = book.keys("*:parked:unreadable")
     assert sorted(book.hkeys(unreadable)) == sorted([broken, foreign])
-    said = [line for line in second.log.splitlines() if "parked message" in line]
-    assert len(said) == 3
-    assert sum("is lost" in line for line in said) == 1
+    lines = [line for line in second.log.splitlines() if "parked message" in line]
+    assert len(lines) == 3
+    assert sum("is lost" in line for line in lines) == 1
 
 
-def test_a_worker_that_dies_between_its_claim_and_the_publishing(fleet, book, broker, elsewhere):
+def test_no_task_is_lost_with_a_worker_that_dies_between_its_claim_and_the_publishing(
+    fleet, book, broker, elsewhere
+):
     app = make_app(broker.url, **elsewhere)
-    first = fleet.start(MODULE, env=told(**elsewhere))
+    first = fleet.start(MODULE, env=settings(**elsewhere))
     for number in range(50):
         app.tasks["steady"].delay("claimed", number)
     eventually(lambda: len(in_store(book)) >= PARKED)
-    # It gives back what waits in it: files know of no messages that nobody has acknowledged.
+    # The worker gives back the tasks that wait in it: files know of no unacknowledged messages.
     first.stop()
-    # What it would have done next, and no more than that.
+    # The worker would have made this call next, and no other.
     (key,) = book.keys("*:parked")
     dead = Parking(
         lambda script, keys, what: book.eval(script, len(keys), *keys, *what), key[: -len(":parked")]
     )
     lost = dead.claim(60, 3, lease_s=1.0)
     assert len(lost) == 3
-    fleet.start(MODULE, env=told(**elsewhere))
+    fleet.start(MODULE, env=settings(**elsewhere))
     rows = all_have_run(book, "claimed", 50)
     assert sorted(row.number for row in rows) == list(range(50))
     assert not shared_slots(rows)
     eventually(lambda: not book.keys("*:parked*"))
 
 
-def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, broker, elsewhere):
+def test_no_task_runs_twice_if_a_worker_dies_between_the_publishing_and_forgetting(
+    fleet, book, broker, elsewhere
+):
     app = make_app(broker.url, **elsewhere)
-    first = fleet.start(MODULE, env=told(**elsewhere))
+    first = fleet.start(MODULE, env=settings(**elsewhere))
     for number in range(40):
         app.tasks["steady"].delay("twice", number)
     eventually(lambda: len(in_store(book)) >= PARKED)
@@ -158,10 +164,10 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     assert count == 2
     store.close()
     (key,) = book.keys("*:parked")
-    # The lease is over.
+    # The lease ends.
     for name in book.zrange(key, 0, -1):
         book.zadd(key, {name: 0})
-    fleet.start(MODULE, env=told(**elsewhere))
+    fleet.start(MODULE, env=settings(**elsewhere))
     eventually(lambda: {row.number for row in starts(book, "twice")} == set(range(40)))
     eventually(lambda: not book.keys("*:parked*"))
     assert not shared_slots(starts(book, "twice"))
@@ -208,8 +214,8 @@ def test_a_process_that_a_worker_forks_leaves_its_connection_open(broker, amqp, 
         park.close()
 
 
-def test_what_sqs_does_with_a_message_that_is_sent_is_not_done_again_when_it_comes_back(broker):
-    """It would be delayed once more, or dropped as a duplicate of the one that was parked."""
+def test_sqs_delays_and_deduplicates_a_message_when_it_is_sent_and_not_when_it_comes_back(broker):
+    """The broker would delay it once more, or drop it as a duplicate of the parked message."""
     app = make_app(broker.url, broker="memory://once", store=broker.url)
     once = {"DelaySeconds": 3, "delay_seconds": 3, "MessageDeduplicationId": "one"}
     app.tasks["slow"].apply_async(("once", 0), MessageGroupId="group", **once)
@@ -225,7 +231,7 @@ def test_what_sqs_does_with_a_message_that_is_sent_is_not_done_again_when_it_com
     assert back.properties["MessageGroupId"] == "group"
 
 
-def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):
+def test_a_redis_with_a_prefix_and_priorities_keeps_the_order(fleet, book, broker):
     options = {
         "global_keyprefix": "pre:",
         "priority_steps": list(range(10)),
@@ -237,12 +243,12 @@ def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):
         app.tasks["slow"].apply_async(("prefix", number), priority=number % 2 * 9)
     # The urgent first, in the order of publishing.
     order = [*range(0, 10, 2), *range(1, 10, 2)]
-    worker = fleet.start(MODULE, env=told(conf=conf))
+    worker = fleet.start(MODULE, env=settings(conf=conf))
     with watched(broker.pid, worker.process.pid) as witness:
         eventually(lambda: parked(book, "pre:"))
         assert not parked(book)
         rows = all_have_run(book, "prefix", 10)
-    # Whoever was kept from running for a slot had to take another.
+    # A task that a stall kept from running for a whole slot had to take another one.
     lost = witness.stalls.within(rows[0].at, rows[-1].at)
     assert lost > 1 / 2 or [row.number for row in rows] == order
     assert not shared_slots(rows)
@@ -250,7 +256,7 @@ def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):
     assert not parked(book, "pre:")
 
 
-def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker, anywhere):
+def test_a_parked_message_comes_back_to_the_queue_it_came_from(fleet, book, broker, anywhere):
     """Also where another queue has a copy of its own."""
     what = {**anywhere, "topics": {"eu": "eu.#", "us": "*.us.*"}}
     app = make_app(broker.url, **what)
@@ -261,7 +267,7 @@ def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker
         key = ("eu.west.one", "eu.us.east")[number % 2]
         app.tasks["slow"].apply_async(("topic", number), queue="eu", routing_key=key)
     for name in what["topics"]:
-        fleet.launch(MODULE, options=("-Q", name), env=told(**what))
+        fleet.launch(MODULE, options=("-Q", name), env=settings(**what))
     eventually(lambda: parked(book) + len(in_store(book)) >= 3)
     rows = all_have_run(book, "topic", 12)
     assert sorted(row.number for row in rows) == sorted([*range(8), *range(1, 8, 2)])
@@ -270,11 +276,11 @@ def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker
     assert sorted(per_worker.values()) == [4, 8]
 
 
-def test_what_is_late_comes_back_to_the_queue_it_came_from(fleet, book, broker, anywhere):
+def test_a_late_message_comes_back_to_the_queue_it_came_from(fleet, book, broker, anywhere):
     what = {**anywhere, "topics": {"eu": "all.#", "us": "*.*"}, "grace": "10ms"}
     app = make_app(broker.url, **what)
     workers = [
-        fleet.launch(MODULE, pool="threads", options=("-Q", name), env=told(**what))
+        fleet.launch(MODULE, pool="threads", options=("-Q", name), env=settings(**what))
         for name in what["topics"]
     ]
     for worker in workers:
@@ -288,23 +294,23 @@ def test_what_is_late_comes_back_to_the_queue_it_came_from(fleet, book, broker, 
     assert sorted(Counter(row.worker for row in rows).values()) == [4, 4]
 
 
-def test_an_amqp_broker_that_drops_all_connections(fleet, book, broker):
+def test_all_tasks_run_after_an_amqp_broker_drops_all_connections(fleet, book, broker):
     with closing(AmqpServer(is_own=True)) as amqp:
         what = {"broker": amqp.url, "store": broker.url}
         app = make_app(broker.url, **what)
-        fleet.start(MODULE, concurrency=2, env=told(**what))
+        fleet.start(MODULE, concurrency=2, env=settings(**what))
         for number in range(30):
             app.tasks["steady"].delay("dropped", number)
         for count in (5, 10):
             eventually(lambda count=count: len(starts(book, "dropped")) >= count)
             amqp.drop()
-        # What had started may start again: nobody has heard its acknowledgement.
+        # A task that had started may start again: its acknowledgement was lost.
         eventually(lambda: {row.number for row in starts(book, "dropped")} == set(range(30)))
         assert not shared_slots(starts(book, "dropped"))
         eventually(lambda: not book.keys("*:parked*"))
 
 
-def test_what_all_workers_get_is_not_parked(fleet, book, broker, anywhere):
+def test_a_broadcast_message_is_not_parked(fleet, book, broker, anywhere):
     what = {**anywhere, "broadcast": "everyone"}
     app = make_app(broker.url, **what)
     all_listen(fleet, book, what)
@@ -317,8 +323,8 @@ def test_what_all_workers_get_is_not_parked(fleet, book, broker, anywhere):
     assert not in_store(book)
 
 
-def test_what_all_workers_get_waits_where_it_missed_its_slot(fleet, book, broker, anywhere):
-    """A copy that one of them sent again would be lost."""
+def test_a_broadcast_message_waits_in_the_worker_where_it_missed_its_slot(fleet, book, broker, anywhere):
+    """If one process sent a copy again, that copy would be lost."""
     what = {**anywhere, "broadcast": "everyone", "grace": "10ms"}
     app = make_app(broker.url, **what)
     all_listen(fleet, book, what, pool="threads")
@@ -332,11 +338,12 @@ def test_what_all_workers_get_waits_where_it_missed_its_slot(fleet, book, broker
 
 
 def all_listen(fleet, book, what, **how):
-    """Two workers that get a copy each."""
-    for worker in [fleet.launch(MODULE, env=told(**what), **how) for _ in range(2)]:
+    """Two workers that receive a copy each."""
+    for worker in [fleet.launch(MODULE, env=settings(**what), **how) for _ in range(2)]:
         worker.wait_ready()
     if "broker" not in what:
-        # Two listen in each: for tasks, and for what it is told to do. Nobody keeps what nobody listens to.
+        # Each worker listens twice: for tasks, and for control messages. A broadcast without a listener is
+        # dropped.
         eventually(lambda: sum(client["psub"] != "0" for client in book.client_list()) == 4)
 
 

@@ -1,4 +1,4 @@
-"""Parking: its scripts on a real Redis. Messages are in exactly one place, whoever dies when."""
+"""Parking: its scripts on a real Redis. A message is in exactly one place, whichever process dies when."""
 
 import json
 import time
@@ -32,28 +32,28 @@ def parking(redis):
 
 
 def parking_at(redis, prefix):
-    return Parking(lambda script, keys, told: redis.eval(script, len(keys), *keys, *told), prefix)
+    return Parking(lambda script, keys, arguments: redis.eval(script, len(keys), *keys, *arguments), prefix)
 
 
 def deliver(redis, tag, text="text"):
-    """What a broker does: keep books of what it has delivered."""
+    """Record a delivery in the books, as a broker does."""
     redis.zadd(BOOKS[0], {tag: time.time()})
     redis.hset(BOOKS[1], tag, text)
 
 
 def record(text, queue="queue"):
-    """Of a message, which is this text."""
+    """The record of a message with this text."""
     return Parked(queue, f"list-{queue}", f"tag-{text}", json.dumps(text), '"exchange","key \\"1/\\u00e9\\""')
 
 
 def taken(parking, taker, *queues, ahead=1.0, most=10):
     """The messages that are taken, and perhaps lost on their way."""
-    told = parking.take(taker, BOOKS, queues or ("queue",), ahead, most)
-    return [json.loads(message.text)[0] for message in told]
+    messages = parking.take(taker, BOOKS, queues or ("queue",), ahead, most)
+    return [json.loads(message.text)[0] for message in messages]
 
 
-def heard(parking, *queues, **how):
-    """Those that are taken by somebody who has not taken any before."""
+def newly_taken(parking, *queues, **how):
+    """The messages that a new taker takes."""
     return taken(parking, Taker(), *queues, **how)
 
 
@@ -61,16 +61,16 @@ def nothing_is_parked(redis):
     return not redis.exists("p:parked", "p:parked:messages", "p:parked:claims")
 
 
-def test_what_is_parked_is_off_the_books_in_the_same_step(redis):
+def test_a_parked_message_leaves_the_books_in_the_same_step(redis):
     redis.flushdb()
     deliver(redis, "tag")
     deliver(redis, "another")
     steps = []
 
-    def once(script, keys, told):
+    def once(script, keys, arguments):
         assert not steps
         steps.append(script)
-        return redis.eval(script, len(keys), *keys, *told)
+        return redis.eval(script, len(keys), *keys, *arguments)
 
     parking = Parking(once, "p")
     assert parking.park("one", FAR_S, ["queue", "text"], (*BOOKS, "tag"))
@@ -78,7 +78,7 @@ def test_what_is_parked_is_off_the_books_in_the_same_step(redis):
     assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "text"]
 
 
-def test_one_that_is_parked_already_stays_and_its_copy_is_struck_out(redis, parking):
+def test_a_copy_of_a_parked_message_is_struck_out(redis, parking):
     assert parking.park("one", 5.0, ["queue", "first"])
     due = redis.zscore("p:parked", "one")
     deliver(redis, "tag")
@@ -88,7 +88,7 @@ def test_one_that_is_parked_already_stays_and_its_copy_is_struck_out(redis, park
     assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "first"]
 
 
-def test_it_is_due_by_the_clock_of_the_server(redis, parking):
+def test_a_message_is_due_by_the_clock_of_the_server(redis, parking):
     seconds, micros = redis.time()
     parking.park("one", 7.25, ["queue", "text"])
     after = redis.time()
@@ -98,16 +98,16 @@ def test_it_is_due_by_the_clock_of_the_server(redis, parking):
 
 
 @given(waits=st.permutations(range(-3, 5)), ahead=st.integers(-4, 5), most=st.integers(1, 9))
-def test_the_first_who_are_due_are_taken_in_order_and_are_on_the_books(redis, waits, ahead, most):
+def test_the_first_due_messages_are_taken_in_order_and_are_on_the_books(redis, waits, ahead, most):
     redis.flushdb()
     parking = parking_at(redis, "p")
     for wait in waits:
         parking.park(f"n{wait}", wait * 10.0 + 5.0, record(f"m{wait}"))
     due = sorted(wait for wait in waits if wait <= ahead)[:most]
     before = time.time()
-    # Those whose slots have passed come last: some with slots to come may still be in time.
+    # Messages whose slots have passed come last: some with slots to come may still be in time.
     in_turn = [f"m{wait}" for wait in sorted(due, key=lambda wait: (wait < 0, wait))]
-    assert heard(parking, ahead=ahead * 10.0 + 10.0, most=most) == in_turn
+    assert newly_taken(parking, ahead=ahead * 10.0 + 10.0, most=most) == in_turn
     assert {tag: json.loads(text) for tag, text in redis.hgetall(BOOKS[1]).items()} == {
         f"tag-m{wait}": [f"m{wait}", "exchange", 'key "1/é"'] for wait in due
     }
@@ -119,31 +119,31 @@ def test_the_first_who_are_due_are_taken_in_order_and_are_on_the_books(redis, wa
     assert set(redis.hkeys("p:parked:messages")) == {f"n{wait}" for wait in left}
 
 
-def test_only_what_is_of_ones_own_queues_is_taken(redis, parking):
+def test_only_messages_of_the_workers_own_queues_are_taken(redis, parking):
     parking.park("one", 0, record("1", "first"))
     parking.park("two", 0, record("2", "second"))
     parking.park("three", 0, record("3", "third"))
-    assert heard(parking, "second", "third", "fourth") == ["2", "3"]
-    assert heard(parking, "second") == []
+    assert newly_taken(parking, "second", "third", "fourth") == ["2", "3"]
+    assert newly_taken(parking, "second") == []
     assert redis.hkeys("p:parked:messages") == ["one"]
-    assert heard(parking, "first") == ["1"]
+    assert newly_taken(parking, "first") == ["1"]
     assert nothing_is_parked(redis)
 
 
-def test_what_nobody_takes_goes_to_its_list_in_order(redis, parking):
+def test_messages_of_queues_without_a_consumer_go_to_their_list_in_order(redis, parking):
     redis.lpush("list-other", "behind")
     for number in (2, 1, 3):
         parking.park(f"n{number}", number, record(f"m{number}", "other"))
     for number, due in ((1, -100), (2, -50), (3, -1)):
         redis.zadd("p:parked", {f"n{number}": time.time() + due})
-    assert heard(parking, "queue") == []
+    assert newly_taken(parking, "queue") == []
     # A broker takes from the right.
     assert redis.lrange("list-other", 0, -1)[::-1] == ['"m1"', '"m2"', "behind"]
     assert redis.hkeys("p:parked:messages") == redis.zrange("p:parked", 0, -1) == ["n3"]
     assert not redis.exists(*BOOKS)
 
 
-def test_many_due_of_other_queues_hide_none_of_ones_own(parking, monkeypatch):
+def test_many_due_messages_of_other_queues_hide_none_of_the_workers_own(parking, monkeypatch):
     monkeypatch.setattr(shapekit.integrations.celery.parking, "MOST_SEEN", 10)
     for number in range(35):
         parking.park(f"other{number}", number / 100, record(f"o{number}", "other"))
@@ -162,7 +162,7 @@ def test_many_due_of_other_queues_hide_none_of_ones_own(parking, monkeypatch):
     for _ in range(20):
         look()
     assert found == [f"m{number}" for number in range(25)]
-    # It begins with the first again.
+    # After the last the first follows again.
     parking.park("first", -1, record("first"))
     for _ in range(5):
         look()
@@ -171,56 +171,56 @@ def test_many_due_of_other_queues_hide_none_of_ones_own(parking, monkeypatch):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Pauses so long that no machine stands still for one."""
+    """Pauses that are longer than any stall of a machine."""
     monkeypatch.setattr(shapekit.integrations.celery.parking, "MOST_PAUSE_S", 40.0)
 
 
 @pytest.mark.parametrize("others", [0, 10, 200])
-def test_when_to_look_again_goes_by_ones_own_queues(parking, patient, others):
-    """However many messages of others are due before: a look at those would find nothing."""
+def test_the_next_look_depends_on_the_workers_own_queues(parking, patient, others):
+    """However many messages of other queues are due before: a look at those would find nothing."""
     for number in range(others):
         parking.park(f"other{number}", 60.0 + number / 100, record(f"o{number}", "other"))
     parking.park("far", 150.0, record("far"))
-    assert heard(parking, ahead=50.0) == []
+    assert newly_taken(parking, ahead=50.0) == []
     assert parking.next_s is None
     parking.park("own", 80.0, record("own"))
-    assert heard(parking, ahead=50.0) == []
+    assert newly_taken(parking, ahead=50.0) == []
     assert 70.0 < parking.next_s <= 80.0
 
 
-def test_so_many_of_others_may_hide_ones_own(parking, patient, monkeypatch):
+def test_above_a_bound_messages_of_other_queues_may_hide_the_workers_own(parking, patient, monkeypatch):
     monkeypatch.setattr(shapekit.integrations.celery.parking, "MOST_SEEN", 10)
     for number in range(12):
         parking.park(f"other{number}", 60.0 + number, record(f"o{number}", "other"))
     parking.park("own", 80.0, record("own"))
-    assert heard(parking, ahead=50.0) == []
+    assert newly_taken(parking, ahead=50.0) == []
     assert 59.0 < parking.next_s <= 69.0
 
 
 def test_a_name_may_be_parked_again_when_it_has_left(parking):
     parking.park("one", 0, record("1"))
-    assert heard(parking) == ["1"]
+    assert newly_taken(parking) == ["1"]
     assert parking.park("one", 0, record("2"))
 
 
-def test_an_answer_that_was_not_heard_is_given_again(redis, parking):
+def test_an_answer_that_was_lost_is_given_again(redis, parking):
     for number in range(4):
         parking.park(f"n{number}", 0, record(f"m{number}"))
     taker = Taker()
     assert taken(parking, taker, most=3) == ["m0", "m1", "m2"]
-    # Of these, one has come to those for whom it is, one is done with, and one is lost on its way.
+    # Of these messages one is delivered, one is acknowledged, and one is lost on its way.
     deliver(redis, "tag-m0", redis.hget(BOOKS[1], "tag-m0"))
     redis.zrem(BOOKS[0], "tag-m1")
     redis.hdel(BOOKS[1], "tag-m1")
     assert taken(parking, taker) == ["m2"]
     assert taken(parking, taker) == ["m2"]
-    assert heard(parking) == ["m3"], "others are not told of it"
+    assert newly_taken(parking) == ["m3"], "others are not told of it"
     taker.has_heard = True
     assert taken(parking, taker) == []
     assert taken(parking, taker) == [], "nothing was in that answer"
 
 
-def test_where_the_whole_answer_found_its_way_there_is_more(redis, parking):
+def test_after_an_answer_that_arrived_whole_the_next_messages_are_taken(redis, parking):
     taker = Taker()
     for number in range(2):
         parking.park(f"n{number}", 0, record(f"m{number}"))
@@ -228,13 +228,13 @@ def test_where_the_whole_answer_found_its_way_there_is_more(redis, parking):
         deliver(redis, f"tag-m{number}")
 
 
-def test_what_is_claimed_is_nobody_elses_until_the_lease_ends(redis, parking):
+def test_a_claimed_message_is_not_claimed_again_until_its_lease_ends(redis, parking):
     parking.park("one", 0, ["told", "body"])
     parking.park("two", FAR_S, ["told", "body"])
     (first,) = parking.claim(1, 10)
     assert first[:3] == ("one", ["told", "body"], False)
     assert parking.claim(1, 10) == []
-    # Whoever has claimed it stands still here, before or after it was published.
+    # The process that claimed it stops here, before or after it published the message.
     (second,) = parking.claim(60, 10)
     assert second[:3] == ("one", ["told", "body"], True)
     assert not parking.drop([first])
@@ -245,8 +245,8 @@ def test_what_is_claimed_is_nobody_elses_until_the_lease_ends(redis, parking):
     assert not redis.exists("p:parked:claims")
 
 
-def test_what_is_parked_again_before_it_is_dropped_stays(redis, parking):
-    """Another worker may have it from the broker before the one that has published it goes on."""
+def test_a_message_that_is_parked_again_before_it_is_dropped_stays(redis, parking):
+    """Another worker may receive it from the broker before the process that published it goes on."""
     parking.park("one", 0, ["told", "body"])
     (first,) = parking.claim(1, 10)
     assert parking.park("one", 0, ["again", "body"])
@@ -266,9 +266,9 @@ def test_a_lease_ends_by_itself(parking):
     assert claimed[:3] == ("one", ["told", "body"], True)
 
 
-def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again_at_once(redis, parking):
-    def lose(script, keys, told):
-        redis.eval(script, len(keys), *keys, *told)
+def test_messages_of_a_lost_answer_are_claimed_again_at_once(redis, parking):
+    def lose(script, keys, arguments):
+        redis.eval(script, len(keys), *keys, *arguments)
         raise ConnectionError
 
     for name in ("one", "two"):
@@ -280,13 +280,13 @@ def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again_at_once(re
             parking.claim(1, 10)
     parking._evaluate = evaluate
     claimed = parking.claim(1, 10)
-    # The answer may have come, as far as the server knows.
+    # As far as the server knows, the answer may have arrived.
     assert [(claim.name, claim.again) for claim in claimed] == [("two", True)]
     assert parking.claim(1, 10) == []
     assert parking.drop(claimed) == 1
 
 
-def test_messages_of_one_queue_are_claimed_earlier_than_the_others(parking):
+def test_one_queue_may_be_claimed_earlier_than_the_others(parking):
     for name, wait_s in (("one@slow", 5), ("two@other", 6), ("three@slow", 7), ("four@slow", 30)):
         parking.park(name, wait_s, ["told", "body"])
     claimed = parking.claim(10, 2, ending="@slow")
@@ -302,7 +302,7 @@ def test_no_more_are_claimed_than_asked_for_and_the_first_first(parking):
     assert [claim.name for claim in parking.claim(10, 2)] == ["n3"]
 
 
-def test_those_that_are_late_are_claimed_after_the_others(parking):
+def test_late_messages_are_claimed_after_the_others(parking):
     for wait in (-30, 9, -20, 10):
         parking.park(f"n{wait}", wait, ["told", "body"])
     assert [claim.name for claim in parking.claim(10, 3)] == ["n9", "n-30", "n-20"]
@@ -321,7 +321,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, steps):
+def test_no_message_is_lost_or_doubled_in_any_order_of_events(redis, steps):
     """A broker's queue, its books, and the park: every message is in one of them; a copy is struck out."""
     redis.flushdb()
     parking = parking_at(redis, "p")
@@ -345,7 +345,7 @@ def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, st
         places = [
             *redis.lrange("queue", 0, -1),
             *(json.loads(text)[0] for text in redis.hvals(BOOKS[1])),
-            *(json.loads(json.loads(told)[3]) for told in redis.hvals("p:parked:messages")),
+            *(json.loads(json.loads(text)[3]) for text in redis.hvals("p:parked:messages")),
         ]
         assert sorted(places) == ["m0", "m1", "m2", "m3"]
         assert sorted(redis.hkeys("p:parked:messages")) == sorted(redis.zrange("p:parked", 0, -1))
@@ -354,11 +354,11 @@ def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, st
 def test_two_parks_on_one_server_do_not_meet(redis, parking):
     other = parking_at(redis, "q")
     parking.park("one", 0, record("1"))
-    assert heard(other) == []
+    assert newly_taken(other) == []
     assert other.park("one", 0, record("2"))
 
 
-def test_who_waits_for_something_that_ends_earlier_comes_back_earlier(parking):
+def test_a_group_whose_wait_is_shortened_comes_back_earlier(parking):
     for number in range(3):
         parking.park(f"group\n{number}", 100.0 + number, record(f"m{number}"))
     parking.park("groups\n3", 100.0, record("m3"))
@@ -367,13 +367,13 @@ def test_who_waits_for_something_that_ends_earlier_comes_back_earlier(parking):
     assert parking.shorten("group", 90.1) == 0
     assert parking.shorten("group", 0.0) == 3
     assert parking.shorten("group", 0.0) == 0
-    assert len(heard(parking, ahead=10.2)) == 1
-    assert len(heard(parking, ahead=11.2)) == 1
-    assert len(heard(parking, ahead=99.0)) == 1
-    assert len(heard(parking, ahead=101.0)) == 2
+    assert len(newly_taken(parking, ahead=10.2)) == 1
+    assert len(newly_taken(parking, ahead=11.2)) == 1
+    assert len(newly_taken(parking, ahead=99.0)) == 1
+    assert len(newly_taken(parking, ahead=101.0)) == 2
 
 
-def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobody(redis, caplog):
+def test_an_acknowledgement_after_the_connection_was_lost_is_logged_and_raises_nothing(redis, caplog):
     app = Celery("late", broker=shared_server().url, set_as_current=False)
     with app.connection_for_write() as connection:
         channel = connection.channel()
@@ -386,11 +386,11 @@ def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobod
         channel.close()
         channel._pool = None
         message.ack()
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "shapekit.celery"]
-    assert "delivered again" in said
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "shapekit.celery"]
+    assert "delivered again" in line
 
 
-def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_its_past(redis):
+def test_a_message_that_comes_back_has_a_new_tag_so_that_its_old_delivery_restores_nothing(redis):
     app = Celery("tags", broker=shared_server().url, set_as_current=False)
     with app.connection_for_write() as connection:
         channel = connection.channel()
@@ -422,7 +422,7 @@ def test_a_change_brings_a_group_back_once_and_its_report_is_forgotten(redis, pa
     assert [redis.ttl(key) > 0 for key in reports] == [True]
 
 
-def test_copies_in_several_queues_with_one_routing_key_are_parked_and_come_back_each(redis):
+def test_copies_in_several_queues_with_one_routing_key_are_parked_and_come_back_separately(redis):
     redis.flushdb()
     app = Celery("copies", broker=shared_server().url, set_as_current=False)
     with app.connection_for_write() as connection:

@@ -1,4 +1,4 @@
-"""A parked message that is gone, or cannot be read, stands in no other's way, and the log says so once."""
+"""A parked message that is gone or unreadable holds up no other message, and the log reports it once."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ DAMAGES = [
     json.dumps(["queue", None, None, None, None]),
     json.dumps([["queue"], {}, "tag", "raw", "route"]),
 ]
-"""What may be in the place of a record."""
+"""What may stand in place of a record."""
 DAMAGED = st.dictionaries(st.integers(0, COUNT - 1), st.sampled_from(DAMAGES))
 
 
@@ -37,7 +37,7 @@ def redis():
 
 
 def parking_at(redis, prefix):
-    return Parking(lambda script, keys, told: redis.eval(script, len(keys), *keys, *told), prefix)
+    return Parking(lambda script, keys, arguments: redis.eval(script, len(keys), *keys, *arguments), prefix)
 
 
 def damage(redis, damaged, messages="p:parked:messages"):
@@ -60,12 +60,12 @@ def claim(parking):
 
 
 def sweep(parking):
-    """Of those that nobody consumes."""
+    """The messages of queues without a consumer."""
     return parking.take(Taker(), BOOKS, ["another"], 1.0, 100)
 
 
 class Lines(logging.Handler):
-    """What the log says."""
+    """The lines that are logged."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class Lines(logging.Handler):
 
 @pytest.mark.parametrize("way", [take, claim, sweep])
 @given(damaged=DAMAGED)
-def test_all_others_come_back_in_order_and_it_is_said_once(redis, way, damaged):
+def test_all_other_messages_come_back_in_order_and_each_loss_is_logged_once(redis, way, damaged):
     redis.flushdb()
     parking = parking_at(redis, "p")
     for number in range(COUNT):
@@ -113,7 +113,7 @@ def test_all_others_come_back_in_order_and_it_is_said_once(redis, way, damaged):
 
 @pytest.mark.parametrize("way", [take, claim, sweep])
 @pytest.mark.parametrize("how", DAMAGES, ids=lambda how: "gone" if how is GONE else how[:20])
-def test_one_that_is_not_due_yet_stands_in_no_way_either(redis, way, how):
+def test_a_damaged_message_that_is_not_due_yet_holds_up_no_other(redis, way, how):
     redis.flushdb()
     parking = parking_at(redis, "p")
     record = ["told", "body"] if way is claim else Parked("queue", "list", "n0", '"m"', "1,2")
@@ -123,7 +123,7 @@ def test_one_that_is_not_due_yet_stands_in_no_way_either(redis, way, how):
     assert way(parking) == ([] if way is sweep else ["n0"])
 
 
-def test_what_was_taken_and_is_gone_from_the_books_is_not_given_again(redis):
+def test_a_taken_message_that_is_gone_from_the_books_is_not_given_again(redis):
     redis.flushdb()
     parking = parking_at(redis, "p")
     for number in range(3):
@@ -143,7 +143,7 @@ def test_a_message_whose_entry_is_gone_gets_one_when_it_comes_again(redis):
     assert [one.record for one in parking.claim(1.0, 10)] == [["told", "body"]]
 
 
-# through kombu: what is a record, and no message
+# kombu can read the record, but it is no message
 
 
 def app_with(broker):
@@ -152,15 +152,15 @@ def app_with(broker):
     return app
 
 
-def rewritten(redis, name, place, told):
+def rewritten(redis, name, place, value):
     (key,) = redis.keys("*:parked:messages")
     record = json.loads(redis.hget(key, name))
-    record[place] = told
+    record[place] = value
     redis.hset(key, name, json.dumps(record))
 
 
 @pytest.mark.parametrize("raw", ["{", "7", "null", "[]", "{}", '{"properties": 7}', '{"properties": {}}'])
-def test_what_is_no_message_of_the_broker_is_set_aside(redis, raw, caplog):
+def test_a_record_that_is_no_message_of_the_broker_is_set_aside(redis, raw, caplog):
     redis.flushdb()
     with app_with(shared_server().url).connection_for_write() as connection:
         channel = connection.channel()
@@ -184,7 +184,7 @@ def test_what_is_no_message_of_the_broker_is_set_aside(redis, raw, caplog):
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "value"),
     [
         (0, "{"),
         (0, "7"),
@@ -195,7 +195,7 @@ def test_what_is_no_message_of_the_broker_is_set_aside(redis, raw, caplog):
         (1, "é"),
     ],
 )
-def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
+def test_a_message_that_cannot_be_published_is_set_aside(redis, place, value, caplog):
     redis.flushdb()
     app = app_with("memory://")
     with app.connection_for_write() as connection:
@@ -206,7 +206,7 @@ def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
         for number in range(3):
             body = base64.b64encode(b"%d" % number).decode()
             park.park(f"n{number}", 0, [json.dumps(options), body])
-        rewritten(redis, "n1", place, told)
+        rewritten(redis, "n1", place, value)
         assert park.bring_back(1.0, 10, {}) == 3
         assert [queue.get(no_ack=True).body for _ in range(2)] == [b"0", b"2"]
         assert queue.get() is None
@@ -218,7 +218,7 @@ def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
 
 
 def test_a_message_that_the_broker_never_got_is_published_again(redis):
-    """Where it was sent, only the end of the connection tells that it was not received."""
+    """Where the message was sent, only the end of the connection shows that it was not received."""
     redis.flushdb()
     with closing(AmqpServer(is_own=True)) as server:
         app = app_with(server.url)
@@ -242,7 +242,7 @@ def test_a_message_that_the_broker_never_got_is_published_again(redis):
     assert redis.hkeys(key) == ["other"]
 
 
-def test_what_was_published_before_the_broker_was_gone_is_not_published_again(redis, monkeypatch):
+def test_a_message_published_before_the_broker_was_gone_is_not_published_again(redis, monkeypatch):
     redis.flushdb()
     app, tries = app_with("memory://"), []
     with app.connection_for_write() as connection:

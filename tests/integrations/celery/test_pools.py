@@ -1,4 +1,4 @@
-"""Each pool; and a worker in which shaping is switched off."""
+"""Each kind of pool, and a worker in which shaping is switched off."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def workers(fleet):
 @pytest.mark.usefixtures("workers")
 class TestPools:
     @pytest.mark.parametrize("pool", POOLS)
-    def test_tasks_run_once_each_at_a_turn_of_its_own(self, app, records, account, pool):
+    def test_tasks_run_once_and_each_in_its_own_slot(self, app, records, account, pool):
         add = app.tasks["add"]
         results = [add.apply_async((n,), {"account": account}, queue=pool) for n in range(8)]
         assert [result.get(timeout=PATIENCE_S) for result in results] == [*range(8)]

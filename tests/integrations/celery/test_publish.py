@@ -20,13 +20,13 @@ BACKLOG = "nobody-consumes-it"
 
 
 def left_behind(broker, queue):
-    """The messages of a queue that nobody consumes, in order."""
+    """The messages of a queue without a consumer, in order."""
     with broker.client() as client:
         return [json.loads(text) for text in reversed(client.lrange(queue, 0, -1))]
 
 
 class TestWithoutAWorker:
-    def test_a_message_carries_its_eta_and_its_turn(self, app, broker, account):
+    def test_a_message_carries_its_eta_and_its_slot(self, app, broker, account):
         for _ in range(3):
             shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account)
         first, second, third = (message["headers"] for message in left_behind(broker, account))
@@ -43,7 +43,7 @@ class TestWithoutAWorker:
                 shape_publish(task, (account,), queue=account)
         assert len(left_behind(broker, account)) == 2
 
-    def test_what_cannot_be_published_gives_its_turn_back(self, app, account):
+    def test_a_message_that_cannot_be_published_gives_its_slot_back(self, app, account):
         add = app.tasks["add"]
         shape_publish(add, (1,), {"account": account}, queue=BACKLOG)
         for _ in range(20):
@@ -51,18 +51,18 @@ class TestWithoutAWorker:
                 shape_publish(add, (object(),), {"account": account}, queue=BACKLOG)
         assert add.shaped.policy.forecast(key=account).first_in <= 0.1
 
-    def test_a_message_that_cannot_carry_a_turn_takes_none(self, eager, refused):
+    def test_a_message_that_cannot_carry_a_slot_takes_none(self, eager, refused):
         task = eager.shaped(lambda: None)
         eager.app.conf.update(task_always_eager=False, task_protocol=1)
         refused(lambda: shape_publish(task), "app.conf.task_protocol")
         assert task.shaped.policy.forecast().first_in == 0
         task.apply_async()
 
-    def test_where_nothing_is_enforced_no_turn_is_taken(self, app, broker, account):
+    def test_where_nothing_is_enforced_no_slot_is_taken(self, app, broker, account):
         for _ in range(2):
             shape_publish(app.tasks["measured"], (account,), queue=account)
-        told = [message["headers"] for message in left_behind(broker, account)]
-        assert [(headers["eta"], "shapekit" in headers) for headers in told] == [(None, False)] * 2
+        published = [message["headers"] for message in left_behind(broker, account)]
+        assert [(headers["eta"], "shapekit" in headers) for headers in published] == [(None, False)] * 2
 
     def test_a_cost_travels_in_the_headers_also_if_the_task_is_sent_by_its_name(self, app, broker, account):
         app.tasks["weighed"].apply_async((account,), queue=account, shape_cost=2)
@@ -86,13 +86,13 @@ class TestWithoutAWorker:
         assert message["headers"]["own"] == [1]
         assert headers == {"own": [1]}
 
-    def test_an_id_of_none_is_one_that_is_made(self, app, broker, account):
+    def test_an_id_of_none_is_replaced_by_a_new_one(self, app, broker, account):
         result = shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account, task_id=None)
         (message,) = left_behind(broker, account)
         assert result.id == message["headers"]["id"]
         assert json.loads(message["headers"]["shapekit"])[0] == f"{result.id}:0:0"
 
-    def test_further_away_than_the_broker_can_bear_it_has_no_eta(self, app, broker, account):
+    def test_a_slot_further_away_than_the_broker_allows_gives_no_eta(self, app, broker, account):
         app.tasks["add"].shaped.policy.shaper.hold("1h", key=account)
         shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account)
         (message,) = left_behind(broker, account)
@@ -101,11 +101,11 @@ class TestWithoutAWorker:
 
 
 class TestForAQuorumQueue:
-    """There a message waits in the broker, for whole seconds; Celery raises where these are none."""
+    """Such a broker delays messages by whole seconds; Celery raises for fractions."""
 
     @pytest.fixture
     def published(self, monkeypatch):
-        """What would be published, to no broker."""
+        """The messages that would be published, without a broker."""
         sent = []
         monkeypatch.setattr(kombu.Producer, "publish", lambda _, body, **options: sent.append(options))
         return sent
@@ -156,7 +156,7 @@ def worker(fleet):
 @pytest.mark.usefixtures("worker")
 class TestInAWorker:
     @pytest.mark.parametrize("name", ["add", "foreign"])
-    def test_the_turn_is_used_and_no_other_taken(self, app, broker, worker, records, account, name):
+    def test_the_slot_is_used_and_no_other_taken(self, app, broker, worker, records, account, name):
         task, args, kwargs, rate = {
             "add": (app.tasks["add"], (1,), {"account": account}, "10/s"),
             "foreign": (app.tasks["billing.second"], (account,), {}, "10/s"),
@@ -169,7 +169,7 @@ class TestInAWorker:
             ended = time.monotonic()
         starts = records.paced(account, 6, rate)
         assert sorted(start["id"] for start in starts) == sorted(result.id for result in results)
-        # Whoever was kept from running for longer than the grace, a slot, has taken another slot.
+        # A task that a stall kept from running for longer than the grace, one slot, has taken another slot.
         if witness.stalls.within(began, ended) < 1 / 10:
             assert [start["id"] for start in starts] == [result.id for result in results]
             assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
@@ -183,7 +183,7 @@ class TestInAWorker:
             ended = time.monotonic()
         starts = records.paced(account, 3, "20/s burst 5")
         assert [start["cost"] for start in starts] == [5] * 3
-        # Three quarters of a slot later, it would have taken another slot.
+        # Three quarters of a slot later, the task would have taken another slot.
         if witness.stalls.within(began, ended) < 3 / 80:
             assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
 
@@ -201,6 +201,6 @@ class TestInAWorker:
         records.paced(account, 1, "10/s")
 
 
-@pytest.mark.parametrize("told", [5, None, "add"], ids=str)
-def test_what_is_no_task_is_refused(refused, told):
-    refused(lambda: shape_publish(told), "task")
+@pytest.mark.parametrize("argument", [5, None, "add"], ids=str)
+def test_an_argument_that_is_no_task_is_refused(refused, argument):
+    refused(lambda: shape_publish(argument), "task")

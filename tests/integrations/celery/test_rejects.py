@@ -1,4 +1,4 @@
-"""Tasks that would have to wait too long: they fail, are rejected, or are retried, as `on_reject` says."""
+"""Tasks that would wait too long fail, are rejected, or are retried, as `on_reject` says."""
 
 import pytest
 from celery import chord
@@ -20,14 +20,14 @@ def outcome(result):
 
 
 def line(task, key):
-    """A line in front of all who come from now on, so long that nobody may wait."""
+    """Puts so long a line in front of new calls that none of them may wait."""
     turn = task.shaped.policy.shaper.reserve(key, cost=1_000, max_wait="1h")
     assert turn
     return turn
 
 
 class TestFail:
-    def test_with_what_it_was_refused_with(self, app, records, account):
+    def test_fails_with_the_error_of_the_refusal(self, app, records, account):
         task = app.tasks["short_fail"]
         results = [task.delay(account) for _ in range(FIT)]
         assert [outcome(result) for result in results] == ["ran"] * FIT
@@ -38,7 +38,7 @@ class TestFail:
             assert error.delay > error.max_wait == 0.7
         records.paced(account, FIT, "2/s")
 
-    def test_whoever_reads_the_result_can_tell_when_to_come_again(self, app, account):
+    def test_its_error_carries_retry_after(self, app, account):
         app.tasks["short_fail"].shaped.policy.shaper.hold("1h", key=account)
         error = outcome(app.tasks["short_fail"].delay(account))
         assert 3000 < error.retry_after <= 3600
@@ -53,7 +53,7 @@ class TestFail:
         after = task.shaped.policy.shaper.reserve(account, max_wait="1h")
         assert after.grant.departs_at_us - before.grant.departs_at_us == 500_000
 
-    def test_where_the_quota_is_spent(self, app, records, account):
+    def test_a_spent_quota_is_the_error_of_the_result(self, app, records, account):
         outcomes = [outcome(app.tasks["monthly"].delay(account)) for _ in range(3)]
         assert outcomes[:2] == ["ran"] * 2
         assert isinstance(outcomes[2], QuotaExhaustedError)
@@ -61,17 +61,17 @@ class TestFail:
         assert len(records.of(account)) == 2
 
     def test_errbacks_and_chords_see_it(self, app, records, account):
-        told = app.tasks["told_error"].s(account=account + "-told")
+        errback = app.tasks["told_error"].s(account=account + "-told")
         header = [app.tasks["monthly"].si(account) for _ in range(3)]
-        body = app.tasks["total"].si([1], account=account + "-body").on_error(told)
+        body = app.tasks["total"].si([1], account=account + "-body").on_error(errback)
         failure = outcome(chord(header)(body))
         assert "QuotaExhaustedError" in str(failure)
         records.wait(account + "-told", 1)
         assert not records.of(account + "-body")
 
-    def test_a_task_of_its_own_errback(self, app, records, account):
-        told = app.tasks["told_id"].s(account=account + "-told")
-        results = [app.tasks["monthly"].apply_async((account,), link_error=told) for _ in range(3)]
+    def test_the_errback_of_a_task_runs(self, app, records, account):
+        errback = app.tasks["told_id"].s(account=account + "-told")
+        results = [app.tasks["monthly"].apply_async((account,), link_error=errback) for _ in range(3)]
         outcomes = {result.id: outcome(result) for result in results}
         (start,) = records.wait(account + "-told", 1)
         assert isinstance(outcomes[start["failed"]], QuotaExhaustedError)

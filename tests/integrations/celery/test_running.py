@@ -1,4 +1,4 @@
-"""How what workers have written down is judged: stalls excuse what they explain, and nothing else."""
+"""The checks of recorded starts: a stall excuses the starts that it explains, and no other."""
 
 from ...witness import Stall, Stalls
 from .running import Start, most_in, undisturbed
@@ -11,7 +11,7 @@ EARLIER = Stalls([Stall.of(0.0, STALL_S, [STALL_S])])
 
 
 def history(late=lambda slot: 0.0):
-    """Starts of five seconds at that rate, each so late."""
+    """Starts of five seconds at that rate, each late by so much."""
     slots = [number / RATE for number in range(5 * RATE)]
     return sorted(
         Start(slot + late(slot), number, "", slot, 1, 0.0, late(slot)) for number, slot in enumerate(slots)
@@ -19,7 +19,7 @@ def history(late=lambda slot: 0.0):
 
 
 def kept(slot):
-    """Nobody starts while all are stalled."""
+    """No task starts during a stall."""
     return max(0.0, FROM_S + STALL_S - slot) if slot > FROM_S else 0.0
 
 
@@ -27,7 +27,7 @@ def in_order(rows):
     return all(one.slot < other.slot for one, other in zip(rows, rows[2:], strict=False))
 
 
-def test_who_starts_at_its_slot_is_left_alone():
+def test_starts_at_their_slots_are_not_moved():
     assert undisturbed(history(), QUIET) == undisturbed(history(), STALLED) == history()
 
 
@@ -51,7 +51,7 @@ def test_starts_out_of_order_stay_so_unless_a_stall_explains_it():
     assert in_order(undisturbed(rows, STALLED))
 
 
-def test_whoever_uses_slots_that_are_too_dense_is_not_excused():
+def test_starts_in_slots_that_are_too_dense_are_not_excused():
     slots = [number / (2 * RATE) for number in range(100)]
     rows = [Start(slot, number, "", slot, 1, 0.0, 0.0) for number, slot in enumerate(slots)]
     assert most_in(undisturbed(rows, Stalls([Stall.of(0.0, 9.0, [9.0])])), 1.0) > 41

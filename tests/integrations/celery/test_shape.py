@@ -1,4 +1,4 @@
-"""Shapes: what is refused where it is written, and whose shape counts."""
+"""Shapes: which ones are refused where they are declared, and which one applies."""
 
 import ssl
 from contextlib import closing
@@ -42,10 +42,10 @@ class TestDeclaring:
             ({"policy": Policy("1/s"), "cost": "much"}, "cost"),
         ],
     )
-    def test_what_cannot_be_meant_is_refused_where_it_is_written(self, eager, shape, field, refused):
+    def test_an_invalid_shape_is_refused_where_it_is_declared(self, eager, shape, field, refused):
         refused(lambda: eager.plain(lambda: None, base=ShapedTask, lazy=False, shape=shape), field)
 
-    def test_the_store_is_asked_for_at_the_first_use(self):
+    def test_the_store_is_opened_at_the_first_use(self):
         app = Celery("bare", broker="memory://", set_as_current=False)
         shape = {"rate": "10/s", "store": "redis://nobody.invalid", "key": "{account}"}
 
@@ -80,17 +80,17 @@ class TestDeclaring:
         # Each attempt takes a slot.
         assert clock.now() == pytest.approx(0.2 if repeats else 0.1)
 
-    def test_what_cannot_be_meant_for_foreign_tasks_is_refused_where_it_is_written(self, eager, refused):
+    def test_an_invalid_shape_for_foreign_tasks_is_refused_where_it_is_declared(self, eager, refused):
         refused(lambda: shape_app(eager.app, {"billing.*": {"rate": "10/x"}}), "rate")
         refused(lambda: shape_app(eager.app, {"*": {"policy": Policy("1/s"), "cost": 0}}), "cost")
         refused(lambda: shape_app(eager.app, {"*": {}}), "rate")
         for wrong in (3, None, {}):
             refused(lambda wrong=wrong: shape_app(wrong, {}), "app")
 
-    def test_key_and_cost_of_a_task_go_before_those_of_its_policy(self, eager, clock):
+    def test_key_and_cost_of_a_task_override_those_of_its_policy(self, eager, clock):
         policy = Policy("10/s", key="same", cost=4, burst=4, name="p", store=eager.store)
-        told = {"policy": policy, "key": "{account}", "cost": 2}
-        task = eager.plain(lambda account: clock.now(), base=ShapedTask, shape=told)
+        shape = {"policy": policy, "key": "{account}", "cost": 2}
+        task = eager.plain(lambda account: clock.now(), base=ShapedTask, shape=shape)
         assert [task("a"), task("a"), task("b"), task("a")] == pytest.approx([0, 0, 0, 0.2])
 
 
@@ -106,7 +106,7 @@ class TestStore:
         return task
 
     @pytest.mark.parametrize("shape", [{}, {"store": None}])
-    def test_none_is_found(self, shape, refused):
+    def test_a_missing_store_is_a_config_error(self, shape, refused):
         error = refused(self.bare(shape), "app.conf.shapekit_store")
         assert "redis://" in str(error)
 
@@ -138,9 +138,9 @@ class TestStore:
         with closing(store_of(self.bare(**conf).app)) as store:
             pool = store._client.connection_pool
             assert pool.connection_class is SSLConnection
-            said = pool.connection_kwargs
-            assert (said["host"], said["port"], said["db"]) == ("there", 7, 2)
-            connection = pool.connection_class(**said)
+            options = pool.connection_kwargs
+            assert (options["host"], options["port"], options["db"]) == ("there", 7, 2)
+            connection = pool.connection_class(**options)
             assert (connection.cert_reqs, connection.ca_certs) == (ssl.CERT_OPTIONAL, "/ca.pem")
 
     def test_and_so_does_tls_that_verifies_nothing(self):
@@ -188,8 +188,8 @@ class TestStore:
     def test_it_may_be_behind_a_socket(self, place):
         url = "redis+socket:///run/redis.sock?virtual_host=5"
         with closing(store_of(self.bare(**{place: url}).app)) as store:
-            said = store._client.connection_pool.connection_kwargs
-            assert (said["path"], said["db"]) == ("/run/redis.sock", 5)
+            options = store._client.connection_pool.connection_kwargs
+            assert (options["path"], options["db"]) == ("/run/redis.sock", 5)
 
     @pytest.mark.parametrize(
         "conf",
@@ -200,7 +200,7 @@ class TestStore:
             {"broker_url": "redis://:secret@there", "broker_use_ssl": {"ssl_context": object()}},
         ],
     )
-    def test_a_url_that_is_none_says_where_it_stands(self, conf, refused):
+    def test_the_error_about_an_invalid_url_names_its_setting(self, conf, refused):
         error = refused(self.bare(**conf), f"app.conf.{next(iter(conf))}")
         assert "app.conf.shapekit_store" in error.fix
         assert "secret" not in str(error)
@@ -212,17 +212,17 @@ class TestStore:
             assert task() == "ran"
             assert list(client.scan_iter("one*by-store*"))
 
-    def test_that_of_the_policy_goes_first(self, eager):
+    def test_the_store_of_the_policy_overrides_the_apps(self, eager):
         task = self.bare({"store": eager.store}, shapekit_store="redis://nobody.invalid")
         assert task() == "ran"
         assert not task.shaped.policy.shaper.core.store.shared
 
-    def test_what_is_no_store(self, refused):
+    def test_a_setting_that_is_no_store_is_refused(self, refused):
         refused(self.bare(shapekit_store=7), "app.conf.shapekit_store")
 
 
 class TestForeignTasks:
-    def test_the_first_pattern_that_fits_counts_and_has_one_rate(self, eager, clock):
+    def test_the_first_matching_pattern_applies_and_its_tasks_share_one_rate(self, eager, clock):
         app = eager.app
         for name in ("billing.a", "billing.b", "other"):
             eager.plain(lambda: None, name=name)
@@ -270,11 +270,11 @@ class TestForeignTasks:
         assert (task(1), task.delay(2, 3).get(), task.s(4).apply_async().get()) == (2, 5, 5)
 
     @pytest.mark.parametrize("routes", [None, ["billing.*"], "billing.*"])
-    def test_routes_that_are_no_table(self, eager, routes, refused):
+    def test_routes_that_are_no_table_are_refused(self, eager, routes, refused):
         refused(lambda: shape_app(eager.app, routes), "routes")
 
     @pytest.mark.parametrize("shape", [None, "10/s", 10])
-    def test_shapes_that_are_none(self, eager, shape, refused):
+    def test_invalid_shapes_are_refused(self, eager, shape, refused):
         refused(lambda: shape_app(eager.app, {"*": shape}), "shape")
 
 
@@ -294,7 +294,7 @@ class TestInAWorker:
             ("late.task", "10/s"),
         ],
     )
-    def test_tasks_that_one_does_not_own(self, app, records, account, name, rate):
+    def test_tasks_of_other_packages_are_shaped(self, app, records, account, name, rate):
         results = [app.tasks[name].delay(account) for _ in range(5)]
         assert [result.get(timeout=PATIENCE_S) for result in results] == [0] * 5
         records.paced(account, 5, rate)
@@ -306,22 +306,22 @@ class TestInAWorker:
         records.wait(account, 6)
         records.paced(account, 6, "10/s")
 
-    def test_each_automatic_repetition_takes_a_turn(self, app, records, account):
+    def test_each_automatic_retry_takes_a_slot(self, app, records, account):
         results = [app.tasks["billing.auto"].delay(account, 2) for _ in range(2)]
         assert [result.get(timeout=PATIENCE_S) for result in results] == [2, 2]
         records.paced(account, 6, "10/s")
 
-    def test_tasks_that_are_written_as_classes(self, app, records, account):
+    def test_tasks_written_as_classes_are_shaped(self, app, records, account):
         results = [app.tasks["sync"].delay(account, n=n) for n in range(5)]
         assert [result.get(timeout=PATIENCE_S) for result in results] == [*range(5)]
         records.paced(account, 5, "10/s")
 
-    def test_what_is_only_measured_does_not_wait(self, app, records, account):
+    def test_a_task_that_is_only_measured_does_not_wait(self, app, records, account):
         for _ in range(3):
             app.tasks["measured"].delay(account).get(timeout=PATIENCE_S)
         assert len(records.of(account)) == 3
 
-    def test_an_unshaped_task_waits_for_nobody(self, app, records, account):
+    def test_an_unshaped_task_does_not_wait_behind_shaped_ones(self, app, records, account):
         waiting = [app.tasks["billing.first"].delay(account) for _ in range(100)]
         for _ in range(3):
             app.tasks["unshaped"].delay(account + "-unshaped").get(timeout=PATIENCE_S)
@@ -335,7 +335,7 @@ class TestInAWorker:
         (add.si(account).set(shape_cost=3) | add.si(account)).delay()
         app.send_task("weighed", (account,), shape_cost=2)
         records.wait(account, 5)
-        # Only a chain is in order; threads of one worker begin as they are let.
+        # Only a chain is ordered; the threads of one worker begin in any order.
         costs = [start["cost"] for start in records.of(account)]
         assert sorted(costs) == [1, 2, 3, 4, 5]
         assert costs.index(3) < costs.index(1)
@@ -354,8 +354,8 @@ class TestInAWorker:
         ("args", "cost", "error"),
         [((), 1, "TypeError"), (("a",), 4, "CostExceedsLimitError"), (("a",), 0, "ConfigError")],
     )
-    def test_a_call_that_cannot_be_is_told_so(self, app, args, cost, error):
-        # As from a program that does not know the task.
+    def test_an_invalid_call_fails_with_the_error_of_its_mistake(self, app, args, cost, error):
+        # Sent as by a program that does not know the task.
         result = app.send_task("rare", args, headers={"shape_cost": cost})
         assert type(result.get(timeout=PATIENCE_S, propagate=False)).__name__ == error
 
@@ -365,6 +365,6 @@ class TestAWorkerThatCannotBegin:
     def test_says_why_and_ends(self, fleet, fault):
         worker = fleet.launch(env={"SHAPEKIT_TEST_FAULT": fault})
         worker.process.wait(PATIENCE_S)
-        told = {"memory": "is in the memory of each process", "rate": "rate='x' is an unknown unit"}
+        expected = {"memory": "is in the memory of each process", "rate": "rate='x' is an unknown unit"}
         assert "ConfigError: " in worker.log
-        assert told[fault] in worker.log
+        assert expected[fault] in worker.log

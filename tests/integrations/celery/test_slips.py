@@ -1,4 +1,4 @@
-"""Slips: what a message carries is read again, and what nobody of us has written is as good as none."""
+"""Slips: a header that a message carries is read back; one that shapekit did not write counts as none."""
 
 import time
 
@@ -17,7 +17,7 @@ def travelling(**more):
     return SlotHeader.travelling({**HEADERS, **more}, Policy("10/s", name="slips").shaper.reserve())
 
 
-def test_what_was_written_is_read():
+def test_a_slot_header_reads_back_as_written():
     slot_header = travelling(redelivered=True)._replace(slot=12.5)
     read = SlotHeader.of({**HEADERS, SLOT_HEADER: slot_header.text()})
     assert (read.attempt, read.slot, read.was_redelivered) == ("4711:2:0", 12.5, True)
@@ -46,11 +46,11 @@ def test_a_refusal_is_raised_as_it_was(refused):
 @pytest.mark.parametrize(
     "text", ["", "x", "[]", "5", "null", "{}", '["4711:2:0"', "[1, 2, 3, 4, 5, 6]", 5, b"\xff"]
 )
-def test_what_cannot_be_read_is_none(text):
+def test_a_malformed_header_reads_as_none(text):
     assert SlotHeader.of({**HEADERS, SLOT_HEADER: text}) is None
 
 
-def test_that_of_another_attempt_is_none():
+def test_the_header_of_another_attempt_reads_as_none():
     """A retry has the headers of the attempt before it."""
     slot_header = travelling()
     assert SlotHeader.of({**HEADERS, SLOT_HEADER: slot_header.text()})
@@ -60,7 +60,7 @@ def test_that_of_another_attempt_is_none():
 
 
 def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
-    """It reads what was decided, settles, and its slot is one of the policy's own shaper."""
+    """The task reads the decision and settles, and its slot belongs to the policy's own shaper."""
     app = Celery("slips", broker="memory://", set_as_current=False)
     policy = Policy("10/s", burst=5, name="slips", store=MemoryStore())
 
@@ -86,7 +86,7 @@ def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
 
 
 def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it():
-    """And its worker, which waits for the store, gives the slot back and takes another."""
+    """Its worker, which waits for the store, then gives the slot back and takes another."""
     app = Celery("gone", broker="memory://", set_as_current=False)
     app.conf.task_default_queue = "gone"
     shape = {"rate": "10/s", "name": "gone", "store": "redis://127.0.0.1:1"}
@@ -110,7 +110,7 @@ def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it(
         assert SlotHeader.of(message.headers).text() == slot_header.text()
 
 
-def test_a_task_that_is_interrupted_while_it_asks_about_the_slot_it_missed_gives_that_back(monkeypatch):
+def test_a_task_interrupted_while_it_confirms_a_missed_slot_gives_that_slot_back(monkeypatch):
     app = Celery("interrupted", broker="memory://", set_as_current=False)
     policy = Policy("1/h", name="interrupted", store=MemoryStore())
 
@@ -134,8 +134,8 @@ def test_a_task_that_is_interrupted_while_it_asks_about_the_slot_it_missed_gives
     assert policy.shaper.forecast().first_in == 0
 
 
-def test_a_task_that_comes_back_comes_to_its_own_queue_alone():
-    """Others may have the same routing key, and their own copies."""
+def test_a_task_comes_back_to_its_own_queue_alone():
+    """Other queues may have the same routing key, and their own copies."""
     app = Celery("several", broker="memory://", set_as_current=False)
     shape = {"rate": "10/s", "name": "several", "store": "redis://127.0.0.1:1"}
 

@@ -1,6 +1,6 @@
 """A worker that looks at messages hardly faster than their slots follow one another, in virtual time.
 
-Messages that have missed their slots, all of them, must not take turns at missing the next ones.
+Messages that have all missed their slots must not go on missing the next ones in turn.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from tests.algorithms.queue.test_late import worst
 from .eager import Eager
 
 LOST_S = 100.0
-"""After so long no message is looked at any more."""
+"""After this time no message is looked at any more."""
 
 
 class Entry(list):
@@ -35,7 +35,7 @@ class Entry(list):
 
 
 class Timer:
-    """Calls when the clock has come so far."""
+    """Makes the calls that are due when the clock has reached their time."""
 
     def __init__(self, clock):
         self._clock = clock
@@ -94,7 +94,7 @@ class Park:
 
 
 class ParkBehind(Park):
-    """What it brings back stands behind `queued_s` of other work in the queue."""
+    """Messages that it brings back stand behind `queued_s` of other work in the queue."""
 
     def __init__(self, slow, queued_s):
         super().__init__(slow)
@@ -111,7 +111,7 @@ class ParkBehind(Park):
 
 
 class Slow:
-    """A worker's buffer, to which each message is a look of `look_s`; notes when tasks start."""
+    """A worker's buffer, for which each message is a look of `look_s`; records when tasks start."""
 
     def __init__(self, clock, monkeypatch, shape, look_s):
         self.clock = clock
@@ -147,9 +147,9 @@ class Slow:
 
         def start():
             if delivery.is_over:
-                return  # Celery drops it
+                return  # Celery drops the task
             [slot_header] = [SlotHeader.of(message.headers)]
-            # One that comes a little early waits in the pool; the others use their slots within the grace.
+            # A task that comes a little early waits in the pool; the others use their slots within the grace.
             late_s = self.clock.now() - slot_header.slot
             assert -0.3 <= late_s <= self.shaped.grace_s + 1e-9
             self.starts.append(max(self.clock.now(), slot_header.slot))
@@ -164,7 +164,9 @@ PACED, BOUND = {"rate": "20/s"}, {"rate": "20/s; 30/2s"}
 @pytest.mark.parametrize(("shape", "within_s"), [(PACED, 8), (BOUND, 25)])
 @pytest.mark.parametrize("look_s", [0.0, 0.001, 0.02, 0.03, 0.036, 0.045, 0.06])
 @pytest.mark.parametrize("down_s", [0.05, 0.5, 3.0, 20.0])
-def test_messages_that_are_all_late_leave_at_the_rate(clock, monkeypatch, shape, within_s, look_s, down_s):
+def test_messages_leave_at_the_rate_although_all_are_late(
+    clock, monkeypatch, shape, within_s, look_s, down_s
+):
     slow = Slow(clock, monkeypatch, shape, look_s=0.0)
     for number in range(60):
         slow.deliver(slow.message(number))
@@ -188,7 +190,7 @@ def test_slots_that_come_while_many_messages_are_brought_back_are_used(clock, mo
     slow.buffer._alarms = Alarms(slow.timer)
     for number in range(60):
         slow.deliver(slow.message(number))
-    # To look at those that are due takes longer than the distance of two slots, or the grace of one.
+    # A look at the due messages takes longer than the distance of two slots, or the grace of one.
     slow.look_s = 0.02
     slow.buffer._is_open = True
     slow.buffer._look_in(0.0)
@@ -196,7 +198,7 @@ def test_slots_that_come_while_many_messages_are_brought_back_are_used(clock, mo
     assert slow.starts == pytest.approx([number / 20 for number in range(60)], abs=slow.look_s)
 
 
-def test_nobody_waits_behind_tasks_that_expire_before_their_slots(clock, monkeypatch):
+def test_no_task_waits_behind_tasks_that_expire_before_their_slots(clock, monkeypatch):
     slow = Slow(clock, monkeypatch, {"rate": "1/s"}, look_s=0.0)
     slow.buffer._is_open = True
     slow.buffer._look_in(0.0)
@@ -208,7 +210,7 @@ def test_nobody_waits_behind_tasks_that_expire_before_their_slots(clock, monkeyp
 
 
 def test_a_slow_poll_is_over_before_the_next(clock, monkeypatch):
-    """Green pools run both at once, and the server tells the second one what it has told the first."""
+    """Green pools run both at once, and the server gives the second the messages that it gave the first."""
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     both = threading.Barrier(2)
 
@@ -230,8 +232,8 @@ def test_a_poll_that_is_due_during_another_comes_after_it(clock, monkeypatch):
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     notes = []
 
-    def bring_back(*told):
-        notes.append(told)
+    def bring_back(*arguments):
+        notes.append(arguments)
         if len(notes) == 1:
             slow.buffer._bring_back()
             assert len(notes) == 1
@@ -245,14 +247,14 @@ def test_a_poll_that_is_due_during_another_comes_after_it(clock, monkeypatch):
 
 
 @pytest.mark.parametrize(("pool", "starts"), [(ThreadPool, [0.0, 0.05]), (SoloPool, [0.0])])
-def test_a_task_that_is_due_starts_between_others_that_come_back_unless_it_would_keep_them(
+def test_a_due_task_starts_between_others_that_come_back_unless_it_would_delay_them(
     clock, monkeypatch, pool, starts
 ):
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     slow.buffer._alarms = Alarms(slow.timer)
     slow.park.take_up = lambda tags: None
     given = []
-    monkeypatch.setattr(module, "park_of", lambda *told: given.append(told[-1]) or slow.park)
+    monkeypatch.setattr(module, "park_of", lambda *arguments: given.append(arguments[-1]) or slow.park)
     monkeypatch.setattr(slow.shaped.policy.shaper.core.store, "shared", True)
     task = SimpleNamespace(shaped=slow.shaped)
     slow.buffer._consumer.app = SimpleNamespace(tasks={"task": task})
@@ -267,9 +269,7 @@ def test_a_task_that_is_due_starts_between_others_that_come_back_unless_it_would
 
 
 @pytest.mark.parametrize("error", [KeyError, ConnectionError])
-def test_only_a_lost_connection_of_what_is_due_is_the_matter_of_a_message_that_comes(
-    clock, monkeypatch, caplog, error
-):
+def test_a_delivery_raises_only_the_lost_connections_of_due_calls(clock, monkeypatch, caplog, error):
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     slow.buffer._alarms = Alarms(slow.timer)
 
@@ -298,8 +298,12 @@ def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, mo
 
 
 @pytest.mark.parametrize("queued_s", [[0.0], [3.0], [3.0, 3.0, 0.0], [30.0]])
-def test_tasks_that_come_back_behind_others_are_brought_back_so_much_earlier(clock, monkeypatch, queued_s):
-    """Else all would miss their slots, take others at the end of the line, and miss these, too, for ever."""
+def test_tasks_behind_other_work_in_the_queue_are_brought_back_earlier_by_that_much(
+    clock, monkeypatch, queued_s
+):
+    """Otherwise all would miss their slots, take others at the end of the line, and miss these, too, for
+    ever.
+    """
     slow = Slow(clock, monkeypatch, {"rate": "1/s"}, look_s=0.0)
     lengths = cycle(queued_s)
     slow.buffer._park = slow.park = ParkBehind(slow, lambda: next(lengths))
@@ -313,13 +317,15 @@ def test_tasks_that_come_back_behind_others_are_brought_back_so_much_earlier(clo
 
 
 @pytest.mark.parametrize(("fetched", "unacknowledged", "most"), [(4, 3, 5), (4, 8, 1), (4, 9, 0), (0, 50, 5)])
-def test_no_more_come_back_than_a_worker_has_room_for(clock, monkeypatch, fetched, unacknowledged, most):
-    """Those that are here may be late, and then do not wait: they are in the pool already."""
+def test_no_more_tasks_come_back_than_a_worker_has_room_for(
+    clock, monkeypatch, fetched, unacknowledged, most
+):
+    """Tasks that are here may be late, and then they do not wait: they are in the pool already."""
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     slow.buffer._settings.most_waiting = 5
     slow.buffer._consumer.qos.value = fetched
     slow.park.unacknowledged = unacknowledged
-    asked = []
-    slow.park.bring_back = lambda ahead_s, most, queued_s: asked.append(most) or 0
+    mosts = []
+    slow.park.bring_back = lambda ahead_s, most, queued_s: mosts.append(most) or 0
     slow.buffer._bring_back()
-    assert asked == [most] * (most > 0)
+    assert mosts == [most] * (most > 0)

@@ -1,4 +1,4 @@
-"""A server that has had enough: the key is held for all, and the task repeats when that is over."""
+"""A server that refuses calls: the key is held for all workers, and the task repeats when the hold ends."""
 
 import httpx
 import pytest
@@ -11,7 +11,7 @@ from shapekit.testing import FaultyStore
 from .fleet import PATIENCE_S, eventually
 
 SLOT_S = 0.1
-"""The rate goes on where it stood when a hold began: one slot after the call that caused it."""
+"""The rate resumes where it stood when a hold began: one slot after the call that caused the hold."""
 
 
 def response_of_requests(seconds):
@@ -62,20 +62,20 @@ class TestHolding:
     def test_the_task_repeats_when_the_hold_is_over(self, task):
         assert task.apply(("a", 30)).get() == pytest.approx(30 + SLOT_S)
 
-    def test_a_direct_call_is_told_and_the_key_alone_is_held(self, task):
+    def test_a_direct_call_raises_and_only_its_key_is_held(self, task):
         with pytest.raises(RateLimitedError) as caught:
             task("a", 30)
         assert caught.value.retry_after == pytest.approx(30)
         assert task("b") == 0
         assert task("a") == pytest.approx(30 + SLOT_S)
 
-    def test_it_is_bounded(self, task):
+    def test_the_hold_is_bounded(self, task):
         longest_s = task.shaped.policy.feedback.max_hold_s
         with pytest.raises(RateLimitedError):
             task("a", 10 * longest_s)
         assert task("a") == pytest.approx(longest_s + SLOT_S)
 
-    def test_a_store_that_is_gone_by_then_takes_no_refusal_away(self, eager, clock, answer, caplog):
+    def test_a_store_that_is_gone_by_then_does_not_hide_the_refusal(self, eager, clock, answer, caplog):
         store = FaultyStore(MemoryStore(clock=clock))
         policy = Policy("10/s", name="gone", store=store)
 
@@ -100,12 +100,12 @@ class TestHolding:
 
 
 class TestHearing:
-    @pytest.mark.parametrize("told", [None, 429, ConnectionError("gone"), httpx.ConnectError("gone")])
-    def test_what_is_no_answer(self, eager, told, refused):
-        task = eager.shaped(lambda self: self.shaped.throttled(told), bind=True)
+    @pytest.mark.parametrize("argument", [None, 429, ConnectionError("gone"), httpx.ConnectError("gone")])
+    def test_an_argument_that_is_no_answer_is_refused(self, eager, argument, refused):
+        task = eager.shaped(lambda self: self.shaped.throttled(argument), bind=True)
         refused(task, "answer")
 
-    def test_answers_that_are_no_failure_may_hold_too(self, eager, clock):
+    def test_successful_answers_may_hold_too(self, eager, clock):
         def run(self, response=None, length=0):
             if response is not None:
                 self.shaped.observe(response)
@@ -123,15 +123,15 @@ class TestHearing:
     def test_a_429_of_ours_holds_nothing_and_the_task_comes_back(
         self, eager, monkeypatch, answer, seconds, countdown
     ):
-        told, waits = answer(seconds), []
-        getattr(told, "response", told).headers["Shapekit-Refused"] = "queue_full"
-        task = eager.shaped(lambda self: self.shaped.throttled(told), bind=True)
+        refusal, waits = answer(seconds), []
+        getattr(refusal, "response", refusal).headers["Shapekit-Refused"] = "queue_full"
+        task = eager.shaped(lambda self: self.shaped.throttled(refusal), bind=True)
         monkeypatch.setattr(task, "retry", lambda **how: waits.append(how["countdown"]) or how["exc"])
         assert task().retry_after == countdown
         assert waits == [countdown]
         assert task.shaped.policy.shaper.held() == 0
 
-    def test_without_feedback_the_next_turn_is_taken(self, eager, clock):
+    def test_without_feedback_the_task_repeats_in_the_next_slot(self, eager, clock):
         def run(self):
             if not self.request.retries:
                 raise self.shaped.throttled(response_of_httpx(30))
@@ -175,7 +175,7 @@ class TestAutoretry:
             {"autoretry_for": (Exception,), "dont_autoretry_for": (RateLimitedError,)},
         ],
     )
-    def test_not_where_it_was_not_asked_for(self, declared, runs, options):
+    def test_without_the_option_the_task_is_not_repeated(self, declared, runs, options):
         with pytest.raises(RateLimitedError):
             declared(**options).apply((1,)).get()
         assert runs == [0]
@@ -189,7 +189,7 @@ def workers(fleet):
 
 @pytest.mark.usefixtures("workers")
 class TestWorkers:
-    """Two of them: what one is told, the other obeys."""
+    """Two workers: one receives the refusal, and the other obeys it."""
 
     @pytest.mark.parametrize("kind", ["response", "error", "limited"])
     def test_all_wait_and_nothing_is_lost(self, app, records, account, kind):
@@ -200,8 +200,8 @@ class TestWorkers:
         others = [app.tasks["after_429"].delay(account, "fine") for _ in range(3)]
         assert first.get(timeout=PATIENCE_S) == 1
         assert [other.get(timeout=PATIENCE_S) for other in others] == [0] * 3
-        told, *later = records.paced(account, 5, "10/s")
-        assert all(start["at"] - told["at"] >= hold_s for start in later)
+        refused, *later = records.paced(account, 5, "10/s")
+        assert all(start["at"] - refused["at"] >= hold_s for start in later)
 
     def test_it_counts_as_a_retry(self, app, records, account):
         with pytest.raises(RateLimitedError):

@@ -10,7 +10,7 @@ from kombu.asynchronous import Hub
 from shapekit.integrations.celery.worker import Alarms, PromptTimer, timer_of
 
 
-def test_a_thread_hears_of_an_earlier_entry_while_it_sleeps():
+def test_an_earlier_entry_wakes_a_sleeping_thread():
     timer = PromptTimer(max_interval=60.0)
     sleeps, due = threading.Event(), threading.Event()
     timer.call_after(0.0, sleeps.set)
@@ -31,7 +31,7 @@ def test_an_event_loop_that_has_much_to_do_does_not_oversleep():
     assert rang == list(range(15))
 
 
-def test_a_call_that_fails_keeps_no_other_from_its_time():
+def test_a_failing_call_delays_no_other():
     hub, rang = Hub(), []
     alarms = Alarms(hub.timer)
     alarms.call_after(0.0, partial(int, "none"))
@@ -49,7 +49,7 @@ def test_each_worker_has_the_timer_that_wakes_it_in_time():
     assert timer_of(SimpleNamespace(timer=green)) is green
 
 
-def test_those_that_come_earlier_ring_earlier():
+def test_earlier_entries_ring_earlier():
     hub, rang = Hub(), []
     alarms = Alarms(hub.timer)
     alarms.call_after(60.0, partial(rang.append, "later"))
@@ -58,7 +58,7 @@ def test_those_that_come_earlier_ring_earlier():
     assert rang == ["now"]
 
 
-def test_an_entry_that_celery_cancels_with_a_connection_keeps_nobody_waiting():
+def test_an_entry_that_celery_cancels_with_a_connection_delays_no_later_one():
     hub, rang = Hub(), []
     alarms = Alarms(hub.timer)
     alarms.call_after(0.0, partial(rang.append, "while it connected"))

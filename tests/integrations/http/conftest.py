@@ -1,4 +1,4 @@
-"""What these tests share with those of what all clients share."""
+"""Fixtures that these tests share with the tests of what all clients share."""
 
 from ...adapters.http.conftest import both, left, server
 

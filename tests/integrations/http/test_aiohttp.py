@@ -1,4 +1,4 @@
-"""aiohttp: what goes through the middleware leaves when it may, and is otherwise as it was."""
+"""aiohttp: a request leaves in its slot, and the middleware changes nothing else about it."""
 
 import asyncio
 import pickle
@@ -45,7 +45,7 @@ async def fetch(session, url, **options):
 
 
 def keys(store):
-    """Those that were used, all of the policy "api"."""
+    """The slots that were used, all of the policy "api"."""
     names, found = zip(*(key.split(":", 1) for key in [*store.keys()]), strict=True)
     assert set(names) == {"api"}
     return set(found)
@@ -59,14 +59,14 @@ async def test_requests_leave_on_the_grid_and_arrive_as_they_were(server, clock,
     assert {arrival.headers["x-one"] for arrival in server.arrivals} == {"1"}
 
 
-async def test_the_order_of_asking_is_the_order_of_leaving(server):
+async def test_requests_leave_in_the_order_in_which_they_asked(server):
     left = []
 
     async def noting(request, handler):
         left.append(request.url.path)
         return await handler(request)
 
-    # Who has left may still be overtaken on the way to a connection.
+    # A request that has left may still be overtaken on the way to a connection.
     middlewares = [shaped_middleware(rate="100/s"), noting]
     async with ClientSession(middlewares=middlewares) as session:
         await asyncio.gather(*(fetch(session, f"{server.url}/{number}") for number in range(12)))
@@ -107,7 +107,7 @@ async def test_keys(server, store, key, expected):
     assert keys(store) == {text.replace("{port}", str(server.port)) for text in expected}
 
 
-async def test_each_host_has_its_own_turns(server, clock, left):
+async def test_each_host_has_its_own_slots(server, clock, left):
     async with ClientSession(middlewares=[shaped_middleware(rate="1/s", clock=clock)]) as session:
         for host in (HOST, "LOCALHOST", "localhost"):
             await fetch(session, server.url.replace(HOST, host))
@@ -133,7 +133,7 @@ async def test_routes_have_their_own_rates(server, clock, left):
     assert left == [0.0, 60.0, 60.0, 61.0]
 
 
-async def test_what_has_no_route_is_not_shaped_where_there_is_no_rate(server, clock, left):
+async def test_requests_without_a_route_are_not_shaped_where_there_is_no_rate(server, clock, left):
     middleware = shaped_middleware(routes={f"{server.url}/search": "1/min"}, clock=clock)
     async with ClientSession(middlewares=[middleware]) as session:
         for path in ("/other", "/other", "/search", "/other"):
@@ -141,7 +141,7 @@ async def test_what_has_no_route_is_not_shaped_where_there_is_no_rate(server, cl
     assert left == [0.0, 0.0, 0.0, 0.0]
 
 
-async def test_single_requests_may_say_more(server, store, clock, left):
+async def test_single_requests_may_have_options(server, store, clock, left):
     middleware = shaped_middleware(rate="1/s", burst=5, store=store, name="api")
     async with ClientSession(middlewares=[middleware]) as session:
         with request_options(cost=5):
@@ -172,25 +172,25 @@ async def test_options_that_cannot_work_are_refused(server):
 
 
 async def test_options_of_one_task_are_not_those_of_another(server, clock, left):
-    said, done = asyncio.Event(), asyncio.Event()
+    skipped, done = asyncio.Event(), asyncio.Event()
 
     async def skipping():
         with request_options(skip=True):
-            said.set()
+            skipped.set()
             await done.wait()
             await fetch(session, server.url)
 
     async with ClientSession(middlewares=[shaped_middleware(rate="1/s", clock=clock)]) as session:
         await fetch(session, server.url)
         other = asyncio.create_task(skipping())
-        await said.wait()
+        await skipped.wait()
         await fetch(session, server.url)
         done.set()
         await other
     assert left == [0.0, 1.0, 1.0]
 
 
-async def test_the_middleware_may_be_that_of_one_request(server, clock, left):
+async def test_the_middleware_may_be_passed_to_one_request(server, clock, left):
     middleware = shaped_middleware(rate="1/s", clock=clock)
     async with ClientSession() as session:
         for _ in range(2):
@@ -221,30 +221,30 @@ async def test_a_refusal_holds_all_callers_of_the_key_and_of_no_other(server):
     assert left == [*zip((0.0, 1.999999, 2.1, 2.2, 2.3), paths, strict=True)]
 
 
-async def test_in_real_time_nobody_leaves_before_the_hold_ends(server):
-    hold_s, told_at = 0.4, []
+async def test_in_real_time_no_request_leaves_before_the_hold_ends(server):
+    hold_s, refused_at = 0.4, []
 
     def answer(arrival):
         if len(server.arrivals) != 40:
             return Reply()
-        told_at.append(arrival.at)
+        refused_at.append(arrival.at)
         return Reply(429, {"Retry-After-Ms": str(round(hold_s * 1000))})
 
     server.answer = answer
 
     async def call(session):
-        while not told_at or server.arrivals[-1].at < told_at[0] + hold_s / 2:
+        while not refused_at or server.arrivals[-1].at < refused_at[0] + hold_s / 2:
             await fetch(session, server.url)
 
     async with ClientSession(middlewares=[shaped_middleware(rate="200/s")]) as session:
         await asyncio.gather(*(call(session) for _ in range(5)))
-    after = [arrival.at - told_at[0] for arrival in server.arrivals[41:]]
-    # Some may have been on their way, and those have left by the time that the answer is there.
+    after = [arrival.at - refused_at[0] for arrival in server.arrivals[41:]]
+    # Some requests may have been on their way, and those have left by the time that the answer arrives.
     assert len([at for at in after if at < hold_s]) <= 4
     assert len(after) >= 5
 
 
-async def test_without_feedback_a_refusal_holds_nobody(server, clock, left):
+async def test_without_feedback_a_refusal_holds_no_key(server, clock, left):
     server.answer = lambda _: Reply(429, {"Retry-After": "60"})
     middleware = shaped_middleware(rate="1/s", clock=clock, feedback=None)
     async with ClientSession(middlewares=[middleware]) as session:
@@ -253,7 +253,7 @@ async def test_without_feedback_a_refusal_holds_nobody(server, clock, left):
     assert clock.now() == 1.0
 
 
-async def test_a_policy_that_is_closed_wakes_who_waits(server):
+async def test_closing_the_policy_wakes_waiting_requests(server):
     clock = ManualClock()
     policy = Policy("1/s", clock=clock)
     async with ClientSession(middlewares=[shaped_middleware(policy=policy)]) as session:
@@ -267,7 +267,7 @@ async def test_a_policy_that_is_closed_wakes_who_waits(server):
 
 
 async def test_bodies_are_streamed_both_ways(clock):
-    # The server says a word only after it was told one: whoever gathers bodies first waits for ever.
+    # The server sends a part only after it received one: a client that collects whole bodies waits for ever.
     words = asyncio.Queue()
 
     async def echo(request):
@@ -300,7 +300,7 @@ async def test_bodies_are_streamed_both_ways(clock):
     await runner.cleanup()
 
 
-async def test_who_would_wait_too_long_is_told_in_both_languages(server, clock):
+async def test_a_refusal_of_a_long_wait_is_an_error_of_both_libraries(server, clock):
     middleware = shaped_middleware(rate="1/min", max_wait="2s", quota="2/day", clock=clock)
     async with ClientSession(middlewares=[middleware]) as session:
         await fetch(session, server.url)
@@ -320,7 +320,7 @@ async def test_who_would_wait_too_long_is_told_in_both_languages(server, clock):
         assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
 
 
-async def test_off_is_off(server, clock, left):
+async def test_switched_off_requests_leave_at_once(server, clock, left):
     async with ClientSession(middlewares=[shaped_middleware(rate="1/min", clock=clock)]) as session:
         with off():
             for _ in range(3):
@@ -328,7 +328,7 @@ async def test_off_is_off(server, clock, left):
     assert left == [0.0] * 3
 
 
-def test_what_cannot_work_is_said_when_it_is_made(refused):
+def test_wrong_arguments_are_refused_when_the_middleware_is_made(refused):
     refused(lambda: shaped_middleware(rate="1/s", on_reject="respond"), "on_reject")
     refused(shaped_middleware, "rate")
     refused(lambda: shaped_middleware(rate="often"), "rate")

@@ -1,4 +1,4 @@
-"""aiohttp: each request that is sent counts, and none that is not."""
+"""aiohttp: each request that is sent counts, and no other."""
 
 import asyncio
 import socket
@@ -24,8 +24,8 @@ def anyio_backend():
 
 
 @pytest.fixture
-def nobody():
-    """The URL of a port at which nobody listens."""
+def unused_url():
+    """The URL of a port without a listener."""
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         yield f"http://{HOST}:{taken.getsockname()[1]}"
@@ -62,7 +62,7 @@ async def test_both_steps_of_a_digest_authentication_count_when_listed_last(serv
     assert left == [0.0, 1.0]
 
 
-async def test_what_another_middleware_repeats_counts(server, clock, left):
+async def test_requests_that_another_middleware_repeats_count(server, clock, left):
     async def three_times(request, handler):
         for _ in range(2):
             (await handler(request)).release()
@@ -95,13 +95,13 @@ async def test_a_request_that_is_cancelled_while_it_waits_was_never_made(server)
     assert len({arrival.peer for arrival in server.arrivals}) == 1
 
 
-async def test_a_connection_that_fails_was_a_call_unless_it_is_said_not_to_count(nobody):
+async def test_a_failed_connection_counts_unless_refund_on_excludes_it(unused_url):
     for refund_on, delay in ((None, 1.0), (aiohttp.ClientConnectorError, 0.0)):
         clock = ManualClock()
         policy = Policy("1/s", clock=clock, refund_on=refund_on)
         async with ClientSession(middlewares=[shaped_middleware(policy=policy)]) as session:
             with pytest.raises(aiohttp.ClientConnectorError):
-                await session.get(nobody)
+                await session.get(unused_url)
         assert policy.forecast().first_in == delay
 
 

@@ -1,4 +1,4 @@
-"""aiohttp's total timeout runs while a request waits: who cannot make it is told at once."""
+"""aiohttp's total timeout runs while a request waits: a request that cannot leave in time fails at once."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ def anyio_backend():
 
 @pytest.fixture
 def policy():
-    """One a minute, of virtual time: whoever may wait for it gets there at once."""
+    """One call a minute, of virtual time: a request that may wait for its slot gets there at once."""
     return Policy("1/min", clock=ManualClock(autojump=True))
 
 
@@ -90,7 +90,7 @@ async def test_the_refusal_comes_at_once_costs_nothing_and_says_why(server):
     assert error.errno is None
 
 
-async def test_a_bound_of_ones_own_that_is_shorter_is_named_instead(server):
+async def test_a_shorter_max_wait_is_named_instead(server):
     policy = Policy("1/min", max_wait="5s")
     middlewares = [shaped_middleware(policy=policy)]
     async with ClientSession(middlewares=middlewares, timeout=ClientTimeout(total=20)) as session:
@@ -132,7 +132,7 @@ async def test_a_hold_beyond_the_timeout_fails_at_once_too(server):
 
 
 def request(timeout):
-    """A request that tells its timeout, as those of aiohttp 3.15 do."""
+    """A request that carries its timeout, as those of aiohttp 3.15 do."""
     url, session = aiohttp.client.URL("http://host/"), SimpleNamespace(closed=False)
     return SimpleNamespace(method="GET", url=url, timeout=timeout, session=session)
 
@@ -147,7 +147,7 @@ async def handler(request):
 @pytest.mark.parametrize(
     ("short", "long"), [(ClientTimeout(total=5), ClientTimeout(total=70)), (5, 70), (0.5, 70.5)]
 )
-async def test_a_timeout_that_the_request_tells_is_taken(short, long):
+async def test_a_timeout_that_the_request_carries_bounds_the_wait(short, long):
     middleware = shaped_middleware(rate="1/min", clock=ManualClock(autojump=True))
     assert await middleware(request(short), handler) is ANSWER
     with pytest.raises(TimeoutTooShortError):
@@ -156,13 +156,13 @@ async def test_a_timeout_that_the_request_tells_is_taken(short, long):
 
 
 @pytest.mark.parametrize("unusable", [None, 0, -1, math.nan, math.inf, "5", object(), (5, 5)])
-async def test_what_is_no_timeout_bounds_nothing(unusable):
+async def test_an_unusable_timeout_bounds_nothing(unusable):
     middleware = shaped_middleware(rate="1/min", clock=ManualClock(autojump=True))
-    for told in (unusable, ClientTimeout(total=unusable)):
-        assert await middleware(request(told), handler) is ANSWER
+    for timeout in (unusable, ClientTimeout(total=unusable)):
+        assert await middleware(request(timeout), handler) is ANSWER
 
 
-async def test_where_nobody_knows_the_timeout_the_wait_ends_with_it(server):
+async def test_a_timeout_that_shapekit_cannot_see_ends_the_wait(server):
     policy = Policy("1/min", clock=ManualClock())
     shaped = shaped_middleware(policy=policy)
 
@@ -197,7 +197,7 @@ async def spend(session, url):
 
 @pytest.mark.parametrize("options", SPENT.values(), ids=SPENT)
 async def test_a_spent_quota_refuses_whatever_the_timeout_leaves(server, options, tmp_path):
-    """The timeout is no `max_wait`: nobody has said that a request may wait for the quota."""
+    """The timeout is no `max_wait`: it does not allow a request to wait for the quota."""
     store = SQLiteStore(tmp_path / "limits") if "name" in options else None
     middlewares = [shaped_middleware(quota=QUOTA, store=store, **options)]
     async with ClientSession(middlewares=middlewares, timeout=ClientTimeout(total=7_200)) as session:
@@ -207,7 +207,7 @@ async def test_a_spent_quota_refuses_whatever_the_timeout_leaves(server, options
     assert len(server.arrivals) == 2
 
 
-async def test_so_it_does_where_the_server_has_named_scopes(server):
+async def test_a_spent_quota_refuses_where_the_server_has_named_scopes(server):
     policy = Policy("100/s", quota=QUOTA)
     policy.scoped.scopes.any_known = True
     middlewares = [shaped_middleware(policy=policy)]
@@ -223,7 +223,7 @@ async def test_so_it_does_where_the_server_has_named_scopes(server):
             await fetch(session, server.url, timeout=ClientTimeout(total=20))
 
 
-async def test_a_max_wait_of_ones_own_covers_the_quota(server):
+async def test_a_max_wait_covers_the_quota(server):
     policy = Policy("100/s", quota=QUOTA, max_wait="2h", clock=ManualClock(1_000, autojump=True))
     middlewares = [shaped_middleware(policy=policy)]
     async with ClientSession(middlewares=middlewares, timeout=ClientTimeout(total=7_200)) as session:

@@ -1,4 +1,4 @@
-"""httpx and httpx2: when requests leave, what a refusal is, who hears what a server says."""
+"""httpx and httpx2: when requests leave, what a refusal is, and which calls obey a server's answer."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ def run(backend, work):
 # leaving
 
 
-def test_requests_leave_when_they_may(both):
+def test_requests_leave_at_their_slots(both):
     library, wrapper = both
     clock = ManualClock(autojump=True)
     with library.Client(
@@ -57,7 +57,7 @@ def test_requests_leave_when_they_may(both):
     assert all(isinstance(info, ShapingInfo) and info.decision.allowed for info in passages)
 
 
-def test_requests_of_tasks_leave_when_they_may(both, anyio_backend_name):
+def test_requests_of_tasks_leave_at_their_slots(both, anyio_backend_name):
     library, wrapper = both
     clock = ManualClock(autojump=True)
 
@@ -86,7 +86,7 @@ def test_the_keys_of_a_client(both):
     assert key("http://api.x/v1", routes={"http://api.x/v1": Policy(1, key="v1")}) == "v1"
 
 
-def test_what_is_said_of_one_request(both):
+def test_options_apply_to_one_request(both):
     library, wrapper = both
     clock = ManualClock(autojump=True)
     with library.Client(
@@ -103,7 +103,7 @@ def test_what_is_said_of_one_request(both):
 # refusals
 
 
-def test_a_refusal_is_an_error_of_both(both):
+def test_a_refusal_is_an_error_of_both_libraries(both):
     library, wrapper = both
     transport = wrapper.ShapedTransport(plain(library), rate="1/h", max_wait=1, clock=ManualClock())
     with library.Client(transport=transport) as client:
@@ -118,7 +118,7 @@ def test_a_refusal_is_an_error_of_both(both):
     assert "exceeds max_wait=1 s" in str(error)
 
 
-def test_a_spent_quota_is_an_error_of_both(both):
+def test_a_spent_quota_is_an_error_of_both_libraries(both):
     library, wrapper = both
     transport = wrapper.ShapedTransport(plain(library), quota="1/day", clock=ManualClock())
     with library.Client(transport=transport) as client:
@@ -129,7 +129,7 @@ def test_a_spent_quota_is_an_error_of_both(both):
     assert isinstance(caught.value, shapekit.QuotaExhaustedError)
 
 
-def test_a_store_that_is_gone_is_an_error_of_both(both, tmp_path):
+def test_a_store_that_is_gone_is_an_error_of_both_libraries(both, tmp_path):
     library, wrapper = both
     store = SQLiteStore(tmp_path / "limits.db")
     transport = wrapper.ShapedTransport(plain(library), rate="1/h", name="x", store=store)
@@ -209,7 +209,7 @@ def test_a_429_of_our_own_is_streamed_like_any_other(both, is_async, read):
     assert json.loads(body)["code"] == "queue_full"
 
 
-def test_a_cost_that_can_never_be_admitted_stays_the_mistake_it_is(both):
+def test_a_cost_that_can_never_be_admitted_is_no_transport_error(both):
     library, wrapper = both
     transport = wrapper.ShapedTransport(plain(library), rate="10/s", gates=(shapekit.GCRA("10/s"),))
     with (
@@ -220,7 +220,7 @@ def test_a_cost_that_can_never_be_admitted_stays_the_mistake_it_is(both):
     assert not isinstance(caught.value, library.TransportError)
 
 
-def test_a_refusal_from_below_is_not_ours_to_answer(both):
+def test_a_refusal_by_the_inner_transport_is_raised_by_the_outer_one(both):
     library, wrapper = both
     clock = ManualClock()
     inner = wrapper.ShapedTransport(plain(library), rate="1/h", max_wait=0, clock=clock)
@@ -236,7 +236,7 @@ def test_a_refusal_from_below_is_not_ours_to_answer(both):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_server_that_says_when_is_obeyed(both, is_async):
+def test_a_retry_after_is_obeyed(both, is_async):
     library, wrapper = both
     clock = ManualClock(autojump=True)
     inner = refusing(library, (429, {"Retry-After": "7"}))
@@ -279,7 +279,7 @@ def failing(library, error):
     return library.MockTransport(answer)
 
 
-def test_errors_are_the_same_and_say_nothing_of_limits(both):
+def test_connection_errors_pass_unchanged_and_count(both):
     library, wrapper = both
     clock = ManualClock(autojump=True)
     transport = wrapper.ShapedTransport(failing(library, library.ConnectError), rate="10/s", clock=clock)
@@ -292,7 +292,7 @@ def test_errors_are_the_same_and_say_nothing_of_limits(both):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_never_counted_is_given_back(both, is_async):
+def test_a_call_that_never_counted_is_given_back(both, is_async):
     library, wrapper = both
     clock = ManualClock(autojump=True)
     transport = wrapper.ShapedTransport(
@@ -316,11 +316,11 @@ def test_what_never_counted_is_given_back(both, is_async):
 
 
 class Interrupt(BaseException):
-    """What may come while an answer is read, and is no Exception."""
+    """Exceptions that may interrupt the reading of an answer and are no Exception."""
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_response_that_cannot_be_handed_on_is_closed(both, is_async):
+def test_a_response_that_cannot_be_returned_is_closed(both, is_async):
     library, wrapper = both
     closed = []
 
@@ -359,7 +359,7 @@ def test_a_response_that_cannot_be_handed_on_is_closed(both, is_async):
 # cancelling
 
 
-def test_who_is_cancelled_while_waiting_sends_nothing_and_gives_the_slot_back(both, anyio_backend_name):
+def test_a_request_cancelled_while_it_waits_sends_nothing_and_gives_its_slot_back(both, anyio_backend_name):
     library, wrapper = both
     sent = []
 

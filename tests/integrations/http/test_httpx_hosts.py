@@ -1,4 +1,4 @@
-"""Where clients of httpx are at home: mocked by respx, inside the SDKs that take one, or not installed."""
+"""httpx clients in other programs: mocked by respx, inside the SDKs that take one, or not installed."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from shapekit.integrations import httpx2 as shaped_httpx2
 from ...adapters.http.server import Reply
 
 
-def test_respx_mocks_what_is_below():
+def test_respx_mocks_the_inner_transport():
     with respx.mock, httpx.Client(transport=shaped_httpx.ShapedTransport(rate=1)) as client:
         respx.get("https://api.x/").respond(204)
         response = client.get("https://api.x/")
@@ -38,7 +38,7 @@ def http_client(clock):
         yield client
 
 
-def test_openai_waits_when_it_is_told_to(server, clock, http_client):
+def test_openai_waits_when_the_server_says_so(server, clock, http_client):
     once_refused(server, b'{"object": "list", "data": []}')
     client = openai.OpenAI(api_key="none", base_url=server.url, http_client=http_client)
     with pytest.raises(openai.RateLimitError):
@@ -47,13 +47,13 @@ def test_openai_waits_when_it_is_told_to(server, clock, http_client):
     assert clock.now() == 7.1
 
 
-def test_anthropic_waits_when_it_is_told_to(server, clock, http_client):
+def test_anthropic_waits_when_the_server_says_so(server, clock, http_client):
     once_refused(server, b'{"input_tokens": 3}')
     client = anthropic.Anthropic(api_key="none", base_url=server.url, http_client=http_client)
-    asked = {"model": "some", "messages": [{"role": "user", "content": "hi"}]}
+    prompt = {"model": "some", "messages": [{"role": "user", "content": "hi"}]}
     with pytest.raises(anthropic.RateLimitError):
-        client.messages.count_tokens(**asked)
-    assert client.messages.count_tokens(**asked).input_tokens == 3
+        client.messages.count_tokens(**prompt)
+    assert client.messages.count_tokens(**prompt).input_tokens == 3
     assert clock.now() == 7.1
 
 

@@ -16,7 +16,7 @@ PATIENCE_S = 20.0
 
 
 class Http2Server:
-    """Answers "ok" to whatever is asked, on any number of connections, which it counts."""
+    """Answers "ok" to every request, on any number of connections, which it counts."""
 
     def __init__(self):
         self.connections = 0
@@ -36,7 +36,7 @@ class Http2Server:
         link = H2Connection(H2Configuration(client_side=False))
         link.initiate_connection()
         spoken = False
-        with suppress(ConnectionError):  # whoever called has gone
+        with suppress(ConnectionError):  # the client has gone
             while data := sock.recv(65_536):
                 self.connections += not spoken
                 spoken = True
@@ -48,7 +48,7 @@ class Http2Server:
         return spoken
 
     def close(self):
-        socket.create_connection(self._listener.getsockname()).close()  # says nothing: the last one
+        socket.create_connection(self._listener.getsockname()).close()  # an empty frame: the last one
         self._thread.join(PATIENCE_S)
         self._listener.close()
 
@@ -63,11 +63,11 @@ def server():
 def test_requests_share_a_connection(both, server, anyio_backend):
     library, wrapper = both
     clock = ManualClock(autojump=True)
-    told = []
+    answers = []
 
     async def call(client):
         response = await client.get(server.url)
-        told.append((response.http_version, response.text))
+        answers.append((response.http_version, response.text))
 
     async def work():
         transport = wrapper.ShapedTransport(rate="10/s", clock=clock, http1=False, http2=True)
@@ -76,7 +76,7 @@ def test_requests_share_a_connection(both, server, anyio_backend):
                 tasks.start_soon(call, client)
 
     anyio.run(work, backend=anyio_backend)
-    assert told == [("HTTP/2", "ok")] * 5
+    assert answers == [("HTTP/2", "ok")] * 5
     assert clock.now() == 0.4
     assert server.connections == 1
 

@@ -1,4 +1,4 @@
-"""Making a wrapper for httpx and httpx2, and shaping a client that is there already."""
+"""Making a wrapper for httpx and httpx2, and shaping a client that exists already."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def plain(library):
         (None, {"verify": False}, "rate"),
     ],
 )
-def test_what_can_never_work_is_refused(both, given, options, field, refused):
+def test_wrong_arguments_are_refused(both, given, options, field, refused):
     refused(lambda: both[1].ShapedTransport(given, **options), field)
 
 
@@ -35,7 +35,7 @@ def test_what_can_never_work_is_refused(both, given, options, field, refused):
     ("given", "fix"),
     [("10/s", "ShapedTransport(rate='10/s')"), (Policy("10/s"), "ShapedTransport(policy=…)")],
 )
-def test_a_limit_that_stands_first_is_shown_its_place(given, fix, refused):
+def test_the_error_about_a_positional_limit_shows_the_keyword(given, fix, refused):
     assert refused(lambda: first.ShapedTransport(given), "transport").fix == f"write {fix}"
 
 
@@ -80,7 +80,7 @@ def test_the_mounts_of_a_client_share_its_limit(both):
     assert delays == [0.0, 0.1, 0.1]
 
 
-def test_the_two_wrappers_say_the_same():
+def test_the_two_wrappers_have_the_same_source():
     one, other = (Path(module.__file__).read_text(encoding="utf-8") for module in (first, second))
     assert one.replace("httpx", "httpx2") == other
 
@@ -120,7 +120,8 @@ print(*late)
     ],
 )
 def test_nothing_is_loaded_between_a_slot_and_the_wire(both, server, client):
-    # It takes longer than a slot of a fast rate: the first request would be late, the next ones too close.
+    # Loading takes longer than a slot of a fast rate: the first request would be late, the next ones too
+    # close.
     program = FIRST_REQUEST.format(library=both[0].__name__, client=client, url=server.url)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "\n"

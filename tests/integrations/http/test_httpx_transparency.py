@@ -1,4 +1,4 @@
-"""A wrapper that never has to delay changes nothing: neither for the caller, nor for the server."""
+"""A wrapper that never has to delay a request changes nothing, neither for the caller nor for the server."""
 
 import copy
 import hashlib
@@ -20,8 +20,8 @@ def answer(arrival):
         case "/loop":
             return Reply(307, {"Location": "/loop"})
         case "/digest" if "authorization" not in arrival.headers:
-            told = 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'
-            return Reply(401, {"WWW-Authenticate": told})
+            challenge = 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'
+            return Reply(401, {"WWW-Authenticate": challenge})
         case "/big":
             return Reply(body=b"x" * 300_000)
         case "/silent":
@@ -37,16 +37,16 @@ def site(server):
     return server
 
 
-def told(response):
+def described(response):
     return response.status_code, response.headers.get("x-cookie"), response.read(), len(response.history)
 
 
 def gets(library, client, site):
-    return told(client.get(f"{site.url}/a?b=%20"))
+    return described(client.get(f"{site.url}/a?b=%20"))
 
 
 def posts(library, client, site):
-    return told(client.post(site.url, json={"a": 1}, params={"q": "é"}))
+    return described(client.post(site.url, json={"a": 1}, params={"q": "é"}))
 
 
 def sends_files(library, client, site):
@@ -55,7 +55,7 @@ def sends_files(library, client, site):
 
 
 def uploads_a_stream(library, client, site):
-    return told(client.put(site.url, content=(b"part" for _ in range(1_000))))
+    return described(client.put(site.url, content=(b"part" for _ in range(1_000))))
 
 
 def downloads_a_stream(library, client, site):
@@ -68,14 +68,14 @@ def downloads_a_stream(library, client, site):
 def leaves_a_stream_unread(library, client, site):
     with client.stream("GET", f"{site.url}/big") as response:
         pass
-    return response.is_closed, told(client.get(site.url))
+    return response.is_closed, described(client.get(site.url))
 
 
 def follows_with_cookies(library, client, site):
     return (
-        told(client.get(f"{site.url}/moved", follow_redirects=True)),
+        described(client.get(f"{site.url}/moved", follow_redirects=True)),
         dict(client.cookies),
-        told(client.get(site.url)),
+        described(client.get(site.url)),
     )
 
 
@@ -87,7 +87,7 @@ def runs_in_circles(library, client, site):
 
 
 def authenticates(library, client, site):
-    return told(client.get(f"{site.url}/digest", auth=library.DigestAuth("me", "secret")))
+    return described(client.get(f"{site.url}/digest", auth=library.DigestAuth("me", "secret")))
 
 
 def loses_patience(library, client, site):
@@ -98,7 +98,7 @@ def loses_patience(library, client, site):
     return type(caught.value), str(caught.value), caught.value.request.method
 
 
-def finds_nobody(library, client, site):
+def finds_no_server(library, client, site):
     with pytest.raises(library.ConnectError) as caught:
         client.get("http://127.0.0.1:1/")
     return type(caught.value), caught.value.request.url
@@ -126,15 +126,15 @@ def calls_hooks(library, client, site):
     return seen
 
 
-def tells_what_the_wire_said(library, client, site):
+def shows_the_wire(library, client, site):
     response = client.get(site.url, extensions={"trace": lambda *_: None})
-    told = {
+    outcome = {
         name: value
         for name, value in response.extensions.items()
         if name in ("http_version", "reason_phrase")
     }
     return (
-        told,
+        outcome,
         response.http_version,
         "network_stream" in response.extensions,
         type(response.stream).__name__,
@@ -144,7 +144,7 @@ def tells_what_the_wire_said(library, client, site):
 def pickles_what_it_got(library, client, site):
     response = client.get(site.url)
     again = pickle.loads(pickle.dumps(response))
-    return told(again), again.extensions, pickle.loads(pickle.dumps(response.request)).extensions
+    return described(again), again.extensions, pickle.loads(pickle.dumps(response.request)).extensions
 
 
 def refuses_once_closed(library, client, site):
@@ -163,14 +163,14 @@ def refuses_to_be_copied(library, client, site):
 
 SCENARIOS = (
     *(gets, posts, sends_files, uploads_a_stream, downloads_a_stream, leaves_a_stream_unread),
-    *(follows_with_cookies, runs_in_circles, authenticates, loses_patience, finds_nobody),
-    *(knows_no_such_scheme, raises_for_status, calls_hooks, tells_what_the_wire_said, pickles_what_it_got),
+    *(follows_with_cookies, runs_in_circles, authenticates, loses_patience, finds_no_server),
+    *(knows_no_such_scheme, raises_for_status, calls_hooks, shows_the_wire, pickles_what_it_got),
     *(refuses_once_closed, refuses_to_be_copied),
 )
 
 
 def seen(server, start):
-    """What arrived, but for what differs from time to time."""
+    """The requests that arrived, without the parts that differ from time to time."""
     return [
         (
             arrival.method,
@@ -184,16 +184,16 @@ def seen(server, start):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_it_is_as_without(both, site, scenario):
+def test_the_wrapper_changes_nothing(both, site, scenario):
     library, wrapper = both
-    told = []
+    outcomes = []
     for transport in (None, wrapper.ShapedTransport(rate=UNLIMITED)):
         start = len(site.arrivals)
         with library.Client(transport=transport) as client:
             result = scenario(library, client, site)
         connections = len({arrival.peer for arrival in site.arrivals[start:]})
-        told.append((result, seen(site, start), connections))
-    assert told[0] == told[1]
+        outcomes.append((result, seen(site, start), connections))
+    assert outcomes[0] == outcomes[1]
 
 
 async def atold(response):
@@ -242,7 +242,7 @@ AWAITED = (agets, auploads, adownloads, aloses_patience, ais_cancelled_while_it_
 
 
 @pytest.mark.parametrize("scenario", AWAITED, ids=lambda scenario: scenario.__name__)
-def test_it_is_as_without_when_awaited(both, site, scenario, anyio_backend):
+def test_the_wrapper_changes_nothing_when_awaited(both, site, scenario, anyio_backend):
     library, wrapper = both
 
     async def run(transport):
@@ -261,7 +261,7 @@ def test_it_is_as_without_when_awaited(both, site, scenario, anyio_backend):
     ("path", "options", "calls"),
     [("/a", {}, 1), ("/moved", {"follow_redirects": True}, 2), ("/digest", {"auth": True}, 2)],
 )
-def test_what_the_server_counts_is_counted(both, site, path, options, calls):
+def test_shapekit_counts_the_requests_that_the_server_counts(both, site, path, options, calls):
     library, wrapper = both
     if "auth" in options:
         options = {"auth": library.DigestAuth("me", "secret")}
@@ -277,7 +277,7 @@ def test_what_the_server_counts_is_counted(both, site, path, options, calls):
 
 
 class Noting:
-    """A transport that notes how it is entered and left."""
+    """A transport that records how it is entered and left."""
 
     def __init__(self):
         self.notes = []
@@ -328,14 +328,14 @@ def test_it_is_entered_and_closed_as_often_as_without(both):
     assert notes(lambda inner: wrapper.ShapedTransport(inner, rate=1)) == expected
 
 
-def test_what_was_never_used_is_never_made(both):
+def test_an_unused_transport_is_never_made(both):
     transport = both[1].ShapedTransport(rate=1, verify="a file that is not there")
     transport.close()
     anyio.run(transport.aclose)
     assert repr(transport) == "ShapedTransport({'verify': 'a file that is not there'})"
 
 
-def test_the_transport_inside_is_given_what_is_said_for_it(both, site):
+def test_the_inner_transport_receives_its_arguments(both, site):
     library, wrapper = both
     with library.Client(transport=wrapper.ShapedTransport(rate=1, proxy=site.url)) as client:
         client.get("http://api.x/")

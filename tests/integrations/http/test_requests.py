@@ -1,4 +1,4 @@
-"""requests: what goes through the adapter leaves when it may, and is otherwise as it was."""
+"""requests: a request leaves in its slot, and the adapter changes nothing else about it."""
 
 import copy
 import pickle
@@ -69,14 +69,14 @@ def test_keys(server, session, clock, key, expected):
         ("http://[::1]:8080/", "http://[::1]:8080"),
     ],
 )
-def test_a_key_goes_by_what_is_on_the_wire(session, url, key):
+def test_a_key_depends_on_the_prepared_url(session, url, key):
     store = MemoryStore(ManualClock())
     mounted(session, Sink(), rate="1/s", key="origin", store=store, name="api")
     session.get(url)
     assert [*store.keys()] == [f"api:{key}"]
 
 
-def test_schemes_of_ones_own_pass(session):
+def test_custom_schemes_pass(session):
     sink = Sink()
     session.mount("mock:", ShapedAdapter(sink, rate="1/s"))
     for url in ("mock:", "mock://host:name/path", "mock:one/two"):
@@ -92,7 +92,7 @@ def test_routes_have_their_own_rates(server, session, clock, left):
     assert left == [0.0, 60.0, 60.0, 61.0]
 
 
-def test_single_requests_may_say_more(server, session, clock, left):
+def test_single_requests_may_have_options(server, session, clock, left):
     store = MemoryStore(clock)
     mounted(session, rate="1/s", burst=5, store=store, name="api")
     with request_options(cost=5):
@@ -135,7 +135,7 @@ def test_both_steps_of_a_digest_authentication_count(server, session, clock, lef
     assert left == [0.0, 1.0]
 
 
-def test_what_urllib3_repeats_is_not_seen(server, session, clock, left):
+def test_requests_that_urllib3_repeats_are_not_seen(server, session, clock, left):
     server.say(lambda _: Reply(500 if len(left) < 3 else 200))
     mounted(session, rate="1/s", clock=clock, max_retries=Retry(5, status_forcelist=[500]))
     assert session.get(server.url).status_code == 200
@@ -167,14 +167,14 @@ def test_a_refusal_holds_all_threads_of_the_key(server, session):
     assert left[1][0] >= 2.0
 
 
-def test_without_feedback_a_refusal_holds_nobody(server, session, clock, left):
+def test_without_feedback_a_refusal_holds_no_key(server, session, clock, left):
     server.say(lambda _: Reply(429, {"Retry-After": "60"}))
     mounted(session, rate="1/s", clock=clock, feedback=None)
     assert [session.get(server.url).status_code for _ in range(2)] == [429, 429]
     assert left == [0.0, 1.0]
 
 
-def test_who_would_wait_too_long_is_told_in_both_languages(server, session, clock):
+def test_a_refusal_of_a_long_wait_is_an_error_of_both_libraries(server, session, clock):
     mounted(session, rate="1/min", max_wait="2s", quota="2/day", clock=clock)
     session.get(server.url)
     with pytest.raises(requests.RequestException) as caught:
@@ -195,7 +195,7 @@ def test_who_would_wait_too_long_is_told_in_both_languages(server, session, cloc
         assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
 
 
-def test_a_store_that_cannot_be_asked_is_told_in_both_languages(server, session):
+def test_a_store_that_is_gone_is_an_error_of_both_libraries(server, session):
     store = MemoryStore()
     mounted(session, rate="1/s", store=store, name="api")
     store.close()
@@ -222,7 +222,7 @@ def test_a_refusal_may_be_a_response(server, session, clock):
     assert len(server.arrivals) == 1
 
 
-def test_a_response_says_how_it_passed(server, session, clock):
+def test_a_response_carries_its_admission(server, session, clock):
     mounted(session, rate="1/s", clock=clock)
     first, second = session.get(server.url), session.get(server.url)
     assert (first.shapekit.delay, second.shapekit.delay, second.shapekit.key) == (0.0, 1.0, HOST)
@@ -231,7 +231,7 @@ def test_a_response_says_how_it_passed(server, session, clock):
 
 def test_responses_are_streamed(session):
     class Endless:
-        """A body of which everything can be read but its end."""
+        """A body that can be read up to its end, where reading fails."""
 
         def read(self, size=-1):
             assert size > 0
@@ -248,7 +248,7 @@ def test_responses_are_streamed(session):
     assert len(closed) == 1
 
 
-def test_a_connection_that_fails_was_a_call_unless_it_is_said_not_to_count(session):
+def test_a_failed_connection_counts_unless_refund_on_excludes_it(session):
     for refund_on, delay in ((None, 1.0), (requests.ConnectionError, 0.0)):
         policy = Policy("1/s", clock=ManualClock(), refund_on=refund_on)
         mounted(session, Sink(error=requests.ConnectionError("gone")), policy=policy, key="default")
@@ -257,7 +257,7 @@ def test_a_connection_that_fails_was_a_call_unless_it_is_said_not_to_count(sessi
         assert policy.forecast().first_in == delay
 
 
-def test_an_interrupted_wait_sends_nothing_and_gives_the_turn_back(session):
+def test_an_interrupted_wait_sends_nothing_and_gives_its_slot_back(session):
     class Interrupting(ManualClock):
         def sleep(self, seconds, alarm):
             raise KeyboardInterrupt
@@ -289,7 +289,7 @@ def test_closing_closes_the_inner_adapter_once(session):
     assert sink.closed == 1
 
 
-def test_whatever_else_is_asked_or_told_is_the_inner_adapters():
+def test_other_attributes_and_arguments_reach_the_inner_adapter():
     inner = HTTPAdapter(max_retries=3)
     adapter = ShapedAdapter(inner, rate="1/s")
     assert adapter.max_retries is inner.max_retries
@@ -319,12 +319,12 @@ def test_a_subclass_may_set_attributes_before_and_after_ours(server, when):
     assert (made.timeout, sink.timeout) == (3, 3)
 
 
-def test_an_adapter_that_was_never_made_says_what_it_lacks():
+def test_an_adapter_without_init_raises_an_error_that_names_it():
     with pytest.raises(AttributeError, match="_adapter before its __init__"):
         ShapedAdapter.__new__(ShapedAdapter).timeout  # noqa: B018
 
 
-def test_shape_is_one_limit_for_all_that_is_mounted(server, session, clock, left):
+def test_shape_makes_one_limit_for_all_mounted_adapters(server, session, clock, left):
     session.mount(f"{server.url}/special", HTTPAdapter(max_retries=3))
     assert shape(session, rate="1/s", clock=clock) is session
     assert session.get_adapter(f"{server.url}/special").max_retries.total == 3
@@ -334,7 +334,7 @@ def test_shape_is_one_limit_for_all_that_is_mounted(server, session, clock, left
     assert isinstance(session.get_adapter("https://host"), ShapedAdapter)
 
 
-def test_what_cannot_work_is_said_when_it_is_made(refused):
+def test_wrong_arguments_are_refused_when_the_adapter_is_made(refused):
     refused(lambda: ShapedAdapter("10/s"), "adapter")
     refused(lambda: ShapedAdapter(object(), rate="1/s"), "adapter")
     refused(lambda: ShapedAdapter(HTTPAdapter(), rate="1/s", max_retries=3), "max_retries")

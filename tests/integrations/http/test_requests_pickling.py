@@ -1,4 +1,4 @@
-"""Copies of a session shape together, also those that were pickled; each process has one limit for all."""
+"""Copies of a session share its limit, also pickled copies; each process has one limit for all of them."""
 
 import copy
 import pickle
@@ -60,7 +60,7 @@ def test_the_inner_adapter_and_its_settings_come_along():
         assert (other.max_retries.total, other._pool_maxsize) == (7, 3)
 
 
-def test_all_that_is_mounted_on_a_shaped_session_keeps_its_one_limit():
+def test_all_adapters_of_a_shaped_session_keep_their_one_limit():
     session = pickle.loads(pickle.dumps(shape(requests.Session(), rate="10/s")))
     first, second = session.adapters.values()
     assert first._limit is second._limit
@@ -80,9 +80,9 @@ print(seen_before)
 
 
 def test_another_process_has_one_limit_for_all_copies_that_it_gets():
-    told = pickle.dumps(shape(requests.Session(), rate="1/h")).hex()
+    pickled_session = pickle.dumps(shape(requests.Session(), rate="1/h")).hex()
     run = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], input=told, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ELSEWHERE], input=pickled_session, capture_output=True, text=True, check=True
     )
     assert run.stdout == "[False, True, True]\n"
 
@@ -95,14 +95,14 @@ def test_another_process_has_one_limit_for_all_copies_that_it_gets():
         ("policy", {"policy": Policy("1/s")}),
     ],
 )
-def test_what_does_not_pickle_says_so_and_is_copied_all_the_same(field, shaping):
+def test_an_adapter_that_does_not_pickle_raises_but_can_be_copied(field, shaping):
     adapter = ShapedAdapter(**shaping)
     with pytest.raises(ConfigError, match=f"{field}=.*does not pickle; make the adapter in each process"):
         pickle.dumps(adapter)
     assert copy.copy(adapter)._limit is copy.deepcopy(adapter)._limit is adapter._limit
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
+def test_the_table_of_pickled_limits_is_bounded(monkeypatch):
     monkeypatch.setattr(ours, "_TRAVELLED", {})
     monkeypatch.setattr(ours, "_MOST_TRAVELLED", 3)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""What the tests of metrics share: virtual time, and scrapes as Prometheus makes them."""
+"""Fixtures of the tests of metrics: virtual time, and scrapes as Prometheus makes them."""
 
 import urllib.request
 
@@ -11,10 +11,10 @@ from shapekit import MemoryStore
 STRIPE = {"policy": "stripe", "key": "default"}
 
 
-def call(policy, times=1, **asked):
+def call(policy, times=1, **options):
     """Admits calls, which leave and do nothing."""
     for _ in range(times):
-        with policy.admit(**asked):
+        with policy.admit(**options):
             pass
 
 

@@ -3,7 +3,7 @@
 import promql_parser as promql
 
 VARIABLES = {"$__rate_interval": "1m", "$policy": ".*", "$key": ".*"}
-"""What Grafana puts in for them, or something like it."""
+"""Values that Grafana puts in for its variables, or similar ones."""
 
 
 def parsed(expression):

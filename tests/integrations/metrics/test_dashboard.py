@@ -1,4 +1,4 @@
-"""The dashboard: it is what Grafana can load, and asks for nothing that a real scrape does not have."""
+"""Grafana can load the dashboard, which queries nothing that a real scrape does not have."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def labels_of(clock, registry, scrape):
     return found.__getitem__
 
 
-def test_the_panels_are_told_apart(dashboard, panels):
+def test_the_panels_have_distinct_ids_and_titles(dashboard, panels):
     numbers = [panel["id"] for panel in panels]
     assert len(set(numbers)) == len(numbers)
     titles = [panel["title"] for panel in panels]
@@ -82,7 +82,7 @@ def test_every_query_reads_what_a_scrape_has(queries, labels_of):
             assert chosen_by <= labels_of(name), title
         named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         assert named <= labels_left(tree, labels_of), title
-        # What a legend does not name would be lines that look alike.
+        # Lines that differ in a label that the legend omits would look alike.
         assert labels_left(tree, labels_of) <= named, title
 
 
@@ -94,11 +94,11 @@ def test_counters_are_read_as_rates_and_gauges_are_not(queries):
             assert bool(window) is series.endswith(("_total", "_bucket")), title
 
 
-def test_every_metric_is_somewhere(queries, labels_of, registry, scrape):
+def test_every_metric_is_on_a_panel(queries, labels_of, registry, scrape):
     read = {name for _, target in queries for name, _ in selected(parsed(target["expr"]))}
     with instrument(registry=registry):
-        told = {family.name for family in scrape().families}
-    assert {name for name in told if not name.endswith("_created")} == {
+        scraped = {family.name for family in scrape().families}
+    assert {name for name in scraped if not name.endswith("_created")} == {
         re.sub("_(bucket|total)$", "", name) for name in read
     }
 
@@ -108,9 +108,9 @@ def test_the_source_and_what_is_shown_can_be_chosen(dashboard, panels, queries, 
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
     for name in ("policy", "key"):
         variable = variables[name]
-        asked, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
+        expression, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
         assert label == name
-        [(series, chosen_by)] = selected(parsed(asked))
+        [(series, chosen_by)] = selected(parsed(expression))
         assert {label, *chosen_by} <= labels_of(series)
         assert variable["definition"] == variable["query"]["query"]
     source = {"type": "prometheus", "uid": "${datasource}"}
@@ -123,6 +123,6 @@ def test_the_source_and_what_is_shown_can_be_chosen(dashboard, panels, queries, 
 def test_the_page_lists_all_metrics(registry):
     page = PAGE.read_text(encoding="utf-8")
     with instrument(registry=registry):
-        told = {f"{f.name}_total" if f.type == "counter" else f.name for f in registry.collect()}
+        scraped = {f"{f.name}_total" if f.type == "counter" else f.name for f in registry.collect()}
     listed = set(re.findall(r"^\| `(shapekit_\w+)`", page, re.MULTILINE))
-    assert listed == told
+    assert listed == scraped

@@ -1,4 +1,4 @@
-"""Gauges: scrapes say how keys and stores stand, cost no call anything, and fail for nothing."""
+"""Gauges: scrapes show the state of keys and stores, cost calls nothing, and never fail."""
 
 import threading
 
@@ -15,7 +15,7 @@ from .conftest import STRIPE, call
 PATIENCE_S = 20.0
 
 
-def test_the_gauges_say_how_a_key_stands(clock, registry, scrape):
+def test_the_gauges_show_the_state_of_a_key(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, registry=registry):
         for _ in range(3):
@@ -34,31 +34,31 @@ def test_the_gauges_say_how_a_key_stands(clock, registry, scrape):
     assert seen("shapekit_store_up", policy="stripe") == 1
 
 
-def test_quotas_say_what_is_used_of_each(clock, registry, scrape):
+def test_the_gauges_show_what_is_used_of_each_quota(clock, registry, scrape):
     local = Quota("100/day", tz="Asia/Tokyo")
     stripe = Policy("10/s", name="stripe", clock=clock, quota="500/month", gates=(Quota("100/day"), local))
 
-    def told(name):
+    def by_quota(name):
         seen = scrape()
         return {labels["quota"]: seen(name, **labels) for labels in seen.labels(name)}
 
     with instrument(stripe, registry=registry):
-        assert told("shapekit_quota_limit") == {"100/day": 100, "100/day #2": 100, "500/month": 500}
-        assert told("shapekit_quota_used") == {"100/day": 0, "100/day #2": 0, "500/month": 0}
+        assert by_quota("shapekit_quota_limit") == {"100/day": 100, "100/day #2": 100, "500/month": 500}
+        assert by_quota("shapekit_quota_used") == {"100/day": 0, "100/day #2": 0, "500/month": 0}
         call(stripe, 3)
-        assert told("shapekit_quota_used") == {"100/day": 3, "100/day #2": 3, "500/month": 3}
+        assert by_quota("shapekit_quota_used") == {"100/day": 3, "100/day #2": 3, "500/month": 3}
         clock.advance(15 * 3_600)  # midnight in Tokyo
         call(stripe)
-        assert told("shapekit_quota_used") == {"100/day": 4, "100/day #2": 1, "500/month": 4}
+        assert by_quota("shapekit_quota_used") == {"100/day": 4, "100/day #2": 1, "500/month": 4}
         stripe.shaper.hold("1h")
         clock.advance(9 * 3_600)
-        assert told("shapekit_quota_used") == {"100/day": 0, "100/day #2": 1, "500/month": 4}
+        assert by_quota("shapekit_quota_used") == {"100/day": 0, "100/day #2": 1, "500/month": 4}
         clock.advance(14.5 * 3_600)  # half an hour before midnight in Tokyo, the hold notwithstanding
         call(stripe)
-        assert told("shapekit_quota_used") == {"100/day": 1, "100/day #2": 2, "500/month": 5}
+        assert by_quota("shapekit_quota_used") == {"100/day": 1, "100/day #2": 2, "500/month": 5}
 
 
-def test_a_scrape_takes_no_turn(clock, registry, scrape):
+def test_a_scrape_takes_no_slot(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock, quota="100/day")
     with instrument(stripe, registry=registry):
         for _ in range(3):
@@ -66,7 +66,7 @@ def test_a_scrape_takes_no_turn(clock, registry, scrape):
         assert stripe.shaper.reserve().delay == 0
 
 
-def test_depth_is_how_many_sleep_here(registry, scrape):
+def test_depth_counts_the_calls_that_sleep_in_this_process(registry, scrape):
     clock = shapekit.ManualClock()
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, registry=registry):
@@ -82,7 +82,7 @@ def test_depth_is_how_many_sleep_here(registry, scrape):
         assert scrape()("shapekit_queue_depth", policy="stripe") == 0
         stripe.shaper.reserve()
         stripe.shaper.reserve()
-        assert scrape()("shapekit_queue_depth", policy="stripe") == 0  # a slot alone is nobody who sleeps
+        assert scrape()("shapekit_queue_depth", policy="stripe") == 0  # a reserved slot is no sleeping call
 
 
 @pytest.mark.anyio
@@ -122,7 +122,7 @@ def test_a_store_that_is_gone_is_counted_and_fails_no_scrape(store, registry, sc
                 call(stripe)
         before = gone.calls
         seen = scrape()
-        assert gone.calls == before + 1  # the twin's store was not asked again
+        assert gone.calls == before + 1  # the other policy of this store did not ask again
         up = {
             labels["policy"]: seen("shapekit_store_up", **labels)
             for labels in seen.labels("shapekit_store_up")
@@ -155,7 +155,7 @@ def test_a_store_that_hangs_holds_up_no_scrape(registry, scrape):
     stripe = Policy("10/s", name="stripe", store=slow)
     with instrument(stripe, registry=registry):
         slow.slow = "1h"
-        seen = scrape()  # or else this would wait for that hour
+        seen = scrape()  # otherwise this would wait for that hour
         assert seen("shapekit_store_up", policy="stripe") == 0
         assert seen("shapekit_reading_errors_total", policy="stripe") == 1
         slow.mend()
@@ -196,7 +196,7 @@ def test_a_reading_that_fails_in_any_way_fails_no_scrape(store, registry, scrape
 # a collector alone
 
 
-def test_gauges_alone(clock, registry, scrape):
+def test_the_collector_works_alone(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     tenants = Policy("10/s", name="tenants", clock=clock, key="{tenant}")
     collector = ShapekitCollector(stripe, tenants)
@@ -209,7 +209,7 @@ def test_gauges_alone(clock, registry, scrape):
     collector.close()
 
 
-def test_the_rate_in_force_says_who_has_set_it(clock, registry, scrape):
+def test_the_gauge_of_the_rate_in_force_names_its_source(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, registry=registry):
         assert scrape()("shapekit_limit_rate", **STRIPE, set_by="code") == 10

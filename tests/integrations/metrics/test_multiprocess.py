@@ -1,4 +1,4 @@
-"""The Prometheus client's multiprocess mode: what many processes have counted, shown by one."""
+"""The Prometheus client's multiprocess mode: one process shows what many have counted."""
 
 import os
 import subprocess

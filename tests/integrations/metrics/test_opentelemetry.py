@@ -80,7 +80,7 @@ def test_calls_and_waits(clock, provider, collect):
     assert point.bucket_counts[WAIT_BOUNDS.index(0.1)] == 1
 
 
-def test_the_gauges_say_how_a_key_stands(clock, provider, collect):
+def test_the_gauges_show_the_state_of_a_key(clock, provider, collect):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, meter_provider=provider):
         for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_store_that_is_lost_is_counted(store, provider, collect):
     assert seen("shapekit.store.up", policy="stripe") == 0
 
 
-def test_it_ends(clock, provider, collect):
+def test_the_instrumentation_ends_with_its_block(clock, provider, collect):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, meter_provider=provider):
         call(stripe)
@@ -218,7 +218,7 @@ def test_a_provider_that_is_set_afterwards_is_instrumented_once(
     assert not events.EVERYWHERE
 
 
-def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused):
+def test_policies_with_the_same_labels_are_refused(clock, provider, refused):
     twins = [Policy("10/s", name="stripe", clock=clock) for _ in range(2)]
     refused(lambda: instrument(*twins, meter_provider=provider), "policies")
     refused(lambda: instrument(keys=-1, meter_provider=provider), "keys")
@@ -228,7 +228,7 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused
     assert not events.EVERYWHERE
 
 
-def test_a_call_that_waited_says_so_in_its_span_once(clock, provider):
+def test_the_span_of_a_call_that_waited_has_one_event_of_it(clock, provider):
     spans = InMemorySpanExporter()
     traced = TracerProvider()
     traced.add_span_processor(SimpleSpanProcessor(spans))
@@ -249,20 +249,22 @@ def test_a_call_that_waited_says_so_in_its_span_once(clock, provider):
     traced.shutdown()
 
 
-def test_prometheus_says_what_a_collector_makes_of_these_names(clock, provider, collect, registry, scrape):
+def test_the_names_match_those_that_a_collector_exports_to_prometheus(
+    clock, provider, collect, registry, scrape
+):
     """By the rules for OTLP: dots are underscores, units are written out, counters end in _total."""
     stripe = Policy("10/s", name="stripe", clock=clock, quota="100/day")
     with instrument(stripe, meter_provider=provider), prometheus.instrument(stripe, registry=registry):
         call(stripe, 2)
         collected = collect()
-        told = {family.name for family in scrape().families}
+        scraped = {family.name for family in scrape().families}
     made = set()
     for name, metric in collected.metrics.items():
         made.add(name.replace(".", "_") + ("_seconds" if metric.unit == "s" else ""))
     assert {metric.name for metric in READ} <= {name.removeprefix("shapekit.") for name in collected.metrics}
-    assert made <= told
+    assert made <= scraped
 
 
-def test_without_the_package_the_import_says_what_to_install(monkeypatch):
+def test_without_the_package_the_import_error_names_the_extra(monkeypatch):
     with pytest.raises(ImportError, match=r'pip install "shapekit\[otel\]"'):
         import_without("opentelemetry", "opentelemetry", monkeypatch)

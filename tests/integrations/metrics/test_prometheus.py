@@ -19,7 +19,7 @@ from .conftest import STRIPE, call
 # calls
 
 
-def test_calls_are_counted_by_what_became_of_them(clock, registry, scrape):
+def test_calls_are_counted_by_their_outcome(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock, quota="6/day")
     with instrument(stripe, registry=registry):
         call(stripe, 3)
@@ -40,7 +40,7 @@ def test_calls_are_counted_by_what_became_of_them(clock, registry, scrape):
     assert counted == {"departed": 6, **refused, "cancelled": 2}
 
 
-def test_waits_are_what_the_callers_waited(clock, registry, scrape):
+def test_waits_are_the_seconds_that_callers_waited(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     waits = [0.0]
     with instrument(stripe, registry=registry):
@@ -73,7 +73,7 @@ def test_a_hold_that_is_placed_again_is_one_hold(clock, registry, scrape):
         assert scrape()("shapekit_holds_total", **STRIPE) == 2
 
 
-def test_calls_that_are_only_measured_say_so(clock, registry, scrape):
+def test_calls_that_are_only_measured_have_outcomes_of_their_own(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock, enforce=False, max_wait="100ms")
     with instrument(stripe, registry=registry):
         call(stripe, 5)
@@ -96,7 +96,7 @@ def test_policies_that_are_not_given_are_counted_too(clock, registry, scrape):
     assert seen.labels("shapekit_queue_delay_seconds") == []
 
 
-def test_rates_begin_at_nothing(clock, registry, scrape):
+def test_counters_start_at_zero(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, registry=registry):
         seen = scrape()
@@ -123,7 +123,7 @@ def test_ten_thousand_keys_make_a_bounded_number_of_series(clock, registry, scra
     assert len(seen.series) < 21 * 40
 
 
-def test_named_keys_are_read_before_anybody_calls(clock, registry, scrape):
+def test_named_keys_are_read_before_the_first_call(clock, registry, scrape):
     tenants = Policy("10/s", name="tenants", clock=clock, key="{tenant}")
     tenants.shaper.hold("30s", key="alice")
     with instrument(tenants, registry=registry, keys=["alice"]):
@@ -167,7 +167,7 @@ def test_a_registry_that_has_one_of_the_names_is_left_as_it_was(registry, refuse
     assert not events.EVERYWHERE
 
 
-def test_registering_asks_no_store(store):
+def test_registering_makes_no_call_to_a_store(store):
     faulty = FaultyStore(store)
     with instrument(
         Policy("10/s", name="stripe", store=faulty), registry=CollectorRegistry(auto_describe=True)
@@ -175,7 +175,7 @@ def test_registering_asks_no_store(store):
         assert faulty.calls == 0
 
 
-def test_policies_that_cannot_be_told_apart_are_refused(clock, registry, refused):
+def test_policies_with_the_same_labels_are_refused(clock, registry, refused):
     twins = [Policy("10/s", name="stripe", clock=clock) for _ in range(2)]
     refused(lambda: instrument(*twins, registry=registry), "policies")
     refused(lambda: instrument("stripe", registry=registry), "policies")
@@ -183,11 +183,11 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, registry, refused
     assert list(registry.collect()) == []
 
 
-def test_without_the_package_the_import_says_what_to_install(monkeypatch):
+def test_without_the_package_the_import_error_names_the_extra(monkeypatch):
     with pytest.raises(ImportError, match=r'pip install "shapekit\[prometheus\]"'):
         import_without("prometheus_client", "prometheus", monkeypatch)
 
 
-def test_what_is_no_registry_is_refused(clock, refused):
-    for told in (5, None, "registry"):
-        refused(lambda told=told: instrument(Policy("1/s", clock=clock), registry=told), "registry")
+def test_an_argument_that_is_no_registry_is_refused(clock, refused):
+    for wrong in (5, None, "registry"):
+        refused(lambda wrong=wrong: instrument(Policy("1/s", clock=clock), registry=wrong), "registry")

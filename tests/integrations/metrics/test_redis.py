@@ -1,4 +1,4 @@
-"""On a real Redis: scrapes see what all processes share, in one trip, and outlive the server."""
+"""On a real Redis: a scrape sees what all processes share, in one trip, and outlives the server."""
 
 import socket
 
@@ -26,13 +26,15 @@ def store(server):
 
 
 def scripts(server):
-    """How many script calls the server has answered."""
+    """The number of script calls that the server has answered."""
     with server.client() as client:
         stats = client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval", "fcall"))
 
 
-def test_a_scrape_sees_what_others_did_in_one_trip_for_each_policy(server, store, registry, scrape):
+def test_a_scrape_sees_the_calls_of_other_processes_in_one_trip_for_each_policy(
+    server, store, registry, scrape
+):
     policies = [
         Policy("10/s", name=name, store=store, key="{tenant}", quota="100/day") for name in ("a", "b")
     ]
@@ -55,7 +57,7 @@ def test_a_scrape_sees_what_others_did_in_one_trip_for_each_policy(server, store
     assert len(seen.labels("shapekit_queue_delay_seconds")) == 2 * len(TENANTS)
 
 
-def test_a_server_that_dies_and_comes_back(server, store, registry, scrape):
+def test_a_server_that_dies_is_reported_and_read_again_when_it_comes_back(server, store, registry, scrape):
     stripe = Policy("10/s", name="stripe", store=store)
     with instrument(stripe, registry=registry):
         assert scrape()("shapekit_store_up", policy="stripe") == 1
@@ -97,7 +99,7 @@ def test_a_server_that_hangs_holds_up_no_scrape(server, registry, scrape):
     with instrument(stripe, registry=registry):
         assert scrape()("shapekit_store_up", policy="stripe") == 1
         server.freeze()
-        seen = scrape()  # or else this would wait for an hour
+        seen = scrape()  # otherwise this would wait for an hour
         assert seen("shapekit_store_up", policy="stripe") == 0
         server.thaw()
     store.close()

@@ -1,4 +1,4 @@
-"""One answer in the forms in which clients hand it on: returned, and carried by an exception."""
+"""One answer in the forms in which clients deliver it: returned, or carried by an exception."""
 
 import aiohttp
 import httpx
@@ -28,7 +28,7 @@ def of_requests(status, headers):
 
 def of_aiohttp(status, headers):
     class Response:
-        """What of a ClientResponse, which no constructor makes, is looked at."""
+        """As much of a ClientResponse, which has no public constructor, as shapekit reads."""
 
         raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
 
@@ -36,15 +36,15 @@ def of_aiohttp(status, headers):
     info = aiohttp.RequestInfo(
         URL("http://test/"), "GET", CIMultiDictProxy(CIMultiDict()), URL("http://test/")
     )
-    told = CIMultiDict(headers)
-    return Response(), aiohttp.ClientResponseError(info, (), status=status, headers=told)
+    fields = CIMultiDict(headers)
+    return Response(), aiohttp.ClientResponseError(info, (), status=status, headers=fields)
 
 
 CLIENTS = [of_httpx, of_httpx2, of_requests, of_aiohttp]
 
 
 def forms(status, **headers):
-    """All of them."""
+    """The answer in every form."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     for client in CLIENTS:
         response, error = client(status, named)

@@ -1,4 +1,4 @@
-"""What the tests of retrying share: virtual time, and the state that tenacity hands to its parts."""
+"""Fixtures of the tests of retrying: virtual time, and the state that tenacity passes to its parts."""
 
 import pytest
 import tenacity

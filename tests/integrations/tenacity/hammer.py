@@ -13,7 +13,7 @@ from shapekit import Policy, SQLiteStore
 from shapekit.integrations.tenacity import ashaped_retrying, shaped_retrying
 
 CALLS = 4
-"""Of each worker."""
+"""Calls of each worker."""
 SHARE = 0.25
 RESERVE = 4
 

@@ -21,15 +21,15 @@ TOO_MUCH, ILL, FINE = (
 
 
 class Upstream:
-    """Answers in turn, and notes when it was asked; an exception is raised."""
+    """Gives its answers in turn, raising exceptions, and records when it was called."""
 
     def __init__(self, clock, *answers):
         self.clock = clock
         self.answers = list(answers)
-        self.asked = []
+        self.instants = []
 
     async def ask(self):
-        self.asked.append(self.clock.now())
+        self.instants.append(self.clock.now())
         await anyio.lowlevel.checkpoint()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, BaseException):
@@ -67,7 +67,7 @@ async def test_each_attempt_waits_for_the_server_and_for_its_slot(clock, run):
     upstream = Upstream(clock, TOO_MUCH, ILL, FINE)
     retrying = ashaped_retrying(Policy("1/10s", burst=2, clock=clock), wait=SECOND)
     assert await run(retrying, upstream) is FINE
-    assert upstream.asked == [0.0, 7.0, 17.0]
+    assert upstream.instants == [0.0, 7.0, 17.0]
     seen = retrying.statistics
     assert seen["attempt_number"] == 3
     assert seen["idle_for"] == pytest.approx(8.0)
@@ -86,7 +86,7 @@ async def test_a_retry_that_is_cancelled_costs_nothing(run, where):
         tasks.start_soon(run, retrying, upstream)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
-    assert len(upstream.asked) == 1
+    assert len(upstream.instants) == 1
     budget = retrying.attempts.budget
     assert await budget.spend(TASKS)
     assert not await budget.spend(TASKS)
@@ -104,7 +104,7 @@ async def test_the_call_of_a_loop_that_is_left_ends_with_its_block(clock, is_awa
             break
     async with policy.aadmit(max_wait=0):
         pass
-    async for attempt in retrying:  # and one that goes on ends once
+    async for attempt in retrying:  # a loop that goes on ends once
         async with attempt:
             pass
     async with policy.aadmit(max_wait=0):
@@ -121,7 +121,7 @@ async def test_where_the_budget_is_spent_the_original_error_is_raised(clock, run
         with pytest.raises(KeyError) as caught:
             await run(retrying, upstream)
         assert caught.value is error
-        made.append(len(upstream.asked))
+        made.append(len(upstream.instants))
     assert made == [3, *[1] * 9, 2, 1]
 
 
@@ -129,7 +129,7 @@ async def test_twenty_tasks_share_one_and_stay_in_rate_and_budget(clock, run):
     policy, upstreams = Policy("10/s", clock=clock), [Upstream(clock, ILL) for _ in range(20)]
 
     async def never(state):
-        # Others come by while tenacity is in the midst of what it does after an attempt.
+        # Other tasks run while tenacity is in the middle of its work after an attempt.
         await anyio.lowlevel.checkpoint()
 
     retrying = ashaped_retrying(policy, budget=0.25, reserve=3, wait=tenacity.wait_none(), stop=never)
@@ -142,18 +142,18 @@ async def test_twenty_tasks_share_one_and_stay_in_rate_and_budget(clock, run):
         for upstream in upstreams:
             tasks.start_soon(work, upstream)
     assert answers == [ILL] * 20
-    asked = sorted(instant for upstream in upstreams for instant in upstream.asked)
-    assert asked == pytest.approx([number / 10 for number in range(len(asked))])
+    instants = sorted(instant for upstream in upstreams for instant in upstream.instants)
+    assert instants == pytest.approx([number / 10 for number in range(len(instants))])
     # All twenty leave first, in the order of asking; what they earn beyond the reserve is lost.
-    assert 20 + 3 <= len(asked) <= 20 + 3 + 5
+    assert 20 + 3 <= len(instants) <= 20 + 3 + 5
 
 
 async def test_hooks_and_stops_may_be_asynchronous(clock):
-    heard = []
+    attempts = []
 
     async def before_sleep(state):
         await anyio.lowlevel.checkpoint()
-        heard.append(state.attempt_number)
+        attempts.append(state.attempt_number)
 
     async def stop(state):
         await anyio.lowlevel.checkpoint()
@@ -165,7 +165,7 @@ async def test_hooks_and_stops_may_be_asynchronous(clock):
     options = {"before_sleep": before_sleep, "stop": stop, "retry_error_callback": conclude, "wait": SECOND}
     retrying = ashaped_retrying(Policy("10/s", clock=clock), **options)
     assert await retrying(Upstream(clock, ILL).ask) == "gave up"
-    assert heard == [1, 2]
+    assert attempts == [1, 2]
     quota = ashaped_retrying(Policy(quota="1/month", clock=clock), **options)
     assert await quota(Upstream(clock, ILL).ask) == "gave up"
 
@@ -176,20 +176,20 @@ async def test_refusals(clock, run):
     upstream = Upstream(clock, ILL)
     with pytest.raises(QueueFullError):
         await run(ashaped_retrying(policy, max_wait="2s"), upstream)
-    assert upstream.asked == []
+    assert upstream.instants == []
     assert await run(ashaped_retrying(Policy(quota="1/month", clock=clock), wait=SECOND), upstream) is ILL
-    assert len(upstream.asked) == 1
+    assert len(upstream.instants) == 1
 
 
-async def test_what_never_counted_is_given_back(clock):
+async def test_a_call_that_never_counted_is_given_back(clock):
     policy = Policy("1/s", refund_on=ConnectionError, clock=clock)
     retry = tenacity.retry_if_exception_type(ConnectionError)
     upstream = Upstream(clock, ConnectionError(), ConnectionError(), FINE)
     await ashaped_retrying(policy, retry=retry, wait=tenacity.wait_none())(upstream.ask)
-    assert upstream.asked == [0.0, 0.0, 0.0]
+    assert upstream.instants == [0.0, 0.0, 0.0]
 
 
-async def test_a_store_that_goes_takes_no_answer_away(clock):
+async def test_a_store_that_goes_away_does_not_hide_the_answer(clock):
     store = FaultyStore(MemoryStore(clock))
     retrying = ashaped_retrying(Policy("10/s", name="upstream", store=store), wait=SECOND)
 
@@ -200,7 +200,7 @@ async def test_a_store_that_goes_takes_no_answer_away(clock):
     assert await retrying(call) is TOO_MUCH
 
 
-async def test_whoever_is_cancelled_while_waiting_leaves_no_trace(clock):
+async def test_a_call_cancelled_while_it_waits_leaves_no_trace(clock):
     policy = Policy("1/h", clock=clock)
     policy.shaper.reserve()
     before = policy.forecast()
@@ -211,7 +211,7 @@ async def test_whoever_is_cancelled_while_waiting_leaves_no_trace(clock):
     assert policy.forecast() == before
 
 
-async def test_tasks_that_are_at_it_at_the_same_time_do_not_mix(clock, run):
+async def test_concurrent_tasks_do_not_mix_their_attempts(clock, run):
     async def never(state):
         await anyio.lowlevel.checkpoint()
 
@@ -226,7 +226,7 @@ async def test_tasks_that_are_at_it_at_the_same_time_do_not_mix(clock, run):
         for upstream in upstreams:
             tasks.start_soon(work, upstream)
     assert answers == [ILL] * 20
-    assert sum(len(upstream.asked) for upstream in upstreams) >= 20 + 9
+    assert sum(len(upstream.instants) for upstream in upstreams) >= 20 + 9
 
 
 async def test_a_call_that_is_not_made_because_before_fails_is_not_in_flight(clock):

@@ -29,11 +29,11 @@ from shapekit.integrations.tenacity import retry_if_throttled, stop_when_quota_e
 
 from .answers import CLIENTS, forms
 
-NOTHING_SAID = tenacity.wait_fixed(0.25)
+QUARTER = tenacity.wait_fixed(0.25)
 
 
 def limited():
-    """A refusal of ours, which says 10 s."""
+    """A refusal by shapekit, which asks for 10 s."""
     gate = Gate(GCRA("1/10s"), clock=ManualClock())
     gate.require()
     with pytest.raises(RateLimitedError) as caught:
@@ -51,7 +51,7 @@ def spent():
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_refusals_are_retried_in_whatever_form_they_come(after, status):
+def test_refusals_are_retried_in_every_form(after, status):
     seen = [retry_if_throttled()(after(**form)) for form in forms(status)]
     assert seen == [True] * 2 * len(CLIENTS)
 
@@ -82,7 +82,7 @@ def test_an_exhausted_account_is_not_retried(after, library):
     assert stop_when_quota_exhausted()(after(failure=refusal))
 
 
-def test_what_a_shaped_client_raises_is_seen_as_what_it_is(after):
+def test_the_error_of_a_shaped_client_counts_as_a_refusal(after):
     clock = ManualClock()
     answering = httpx.MockTransport(lambda request: httpx.Response(200))
     transport = ShapedTransport(answering, rate="1/10s", max_wait=0, clock=clock)
@@ -92,7 +92,7 @@ def test_what_a_shaped_client_raises_is_seen_as_what_it_is(after):
             client.get("http://test/")
     state = after(failure=caught.value)
     assert retry_if_throttled()(state)
-    assert wait_retry_after(NOTHING_SAID)(state) == 10.0
+    assert wait_retry_after(QUARTER)(state) == 10.0
 
 
 def test_only_a_spent_quota_stops(after):
@@ -109,8 +109,8 @@ def test_a_429_of_ours_counts_as_the_error_that_it_stands_for(after, error):
         state = after(**form)
         assert retry_if_throttled()(state) is not lasts
         assert stop_when_quota_exhausted()(state) is lasts
-        assert wait_retry_after(NOTHING_SAID)(state) == 7.0
-        assert wait_retry_after(NOTHING_SAID, max_hold="4s")(state) == 4.0
+        assert wait_retry_after(QUARTER)(state) == 7.0
+        assert wait_retry_after(QUARTER, max_hold="4s")(state) == 4.0
 
 
 def test_a_spent_quota_ends_retrying_that_would_go_on():
@@ -128,35 +128,43 @@ def test_a_spent_quota_ends_retrying_that_would_go_on():
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_what_the_server_says_is_obeyed_in_whatever_form_it_comes(after, status):
-    wait = wait_retry_after(NOTHING_SAID)
+def test_the_servers_wait_is_obeyed_in_every_form(after, status):
+    wait = wait_retry_after(QUARTER)
     assert [wait(after(**form)) for form in forms(status, Retry_After="7")] == [7.0] * 2 * len(CLIENTS)
     assert [wait(after(**form)) for form in forms(status, retry_after_ms="1500")] == [1.5] * 2 * len(CLIENTS)
 
 
 def test_an_instant_is_compared_with_the_date_of_the_answer(after):
     now = time.time()
-    told = {"Date": formatdate(now - 3_000, usegmt=True), "Retry_After": formatdate(now - 2_960, usegmt=True)}
-    waits = [wait_retry_after(NOTHING_SAID)(after(**form)) for form in forms(429, **told)]
+    fields = {
+        "Date": formatdate(now - 3_000, usegmt=True),
+        "Retry_After": formatdate(now - 2_960, usegmt=True),
+    }
+    waits = [wait_retry_after(QUARTER)(after(**form)) for form in forms(429, **fields)]
     assert waits == [40.0] * 2 * len(CLIENTS)
 
 
-@pytest.mark.parametrize("told", [{}, {"Retry_After": "0"}, {"Retry_After": "soon"}, {"Retry_After": "-1"}])
-def test_where_nothing_is_said_the_fallback_waits(after, told):
-    wait = wait_retry_after(NOTHING_SAID)
-    # Twice: what was concluded from the first refusal must not pass for something said.
-    for form in [*forms(429, **told), *forms(429, **told), *forms(503, **told), {"failure": KeyError()}]:
+@pytest.mark.parametrize("fields", [{}, {"Retry_After": "0"}, {"Retry_After": "soon"}, {"Retry_After": "-1"}])
+def test_where_the_server_names_no_wait_the_fallback_waits(after, fields):
+    wait = wait_retry_after(QUARTER)
+    # Twice: the hold concluded from the first refusal must not pass for a wait that the server names.
+    for form in [
+        *forms(429, **fields),
+        *forms(429, **fields),
+        *forms(503, **fields),
+        {"failure": KeyError()},
+    ]:
         assert wait(after(**form)) == 0.25
 
 
 @pytest.mark.parametrize("moved", [copy.deepcopy, lambda wait: pickle.loads(pickle.dumps(wait))])
 def test_the_fallback_waits_in_copies_too(after, moved):
-    wait = moved(wait_retry_after(NOTHING_SAID))
+    wait = moved(wait_retry_after(QUARTER))
     assert [wait(after(**form)) for form in forms(429)] == [0.25] * 2 * len(CLIENTS)
 
 
 def test_the_fallback_waits_in_virtual_time_and_after_it(after):
-    wait = wait_retry_after(NOTHING_SAID)
+    wait = wait_retry_after(QUARTER)
     state = after(**next(forms(429)))
     with virtual_time():
         assert wait(state) == 0.25
@@ -170,15 +178,15 @@ def test_the_fallback_grows_by_the_attempts(after):
     assert 0 <= wait_retry_after()(state) <= 4
 
 
-def test_a_refusal_of_ours_says_when(after):
-    assert wait_retry_after(NOTHING_SAID)(after(failure=limited())) == 10.0
+def test_a_refusal_of_ours_waits_its_retry_after(after):
+    assert wait_retry_after(QUARTER)(after(failure=limited())) == 10.0
 
 
 @given(seconds=st.integers(1, 10**12), most=st.integers(1, 100))
-def test_no_answer_makes_anybody_wait_longer_than_the_bound(seconds, most):
+def test_no_answer_causes_a_wait_longer_than_the_bound(seconds, most):
     state = tenacity.RetryCallState(tenacity.Retrying(), fn=None, args=(), kwargs={})
     state.set_result(httpx.Response(429, headers={"Retry-After": str(seconds)}))
-    assert wait_retry_after(NOTHING_SAID, max_hold=most)(state) == min(seconds, most)
+    assert wait_retry_after(QUARTER, max_hold=most)(state) == min(seconds, most)
 
 
 def test_refusals_of_ours_are_bounded_too(after):
@@ -193,6 +201,6 @@ def test_parts_combine_with_those_of_tenacity(after):
     assert (stop_when_quota_exhausted() | tenacity.stop_after_attempt(1))(state)
 
 
-def test_mistakes_are_told(refused):
+def test_wrong_arguments_are_refused(refused):
     refused(lambda: wait_retry_after(5), "fallback")
     refused(lambda: wait_retry_after(max_hold="long"), "max_hold")

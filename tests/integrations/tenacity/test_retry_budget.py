@@ -1,4 +1,4 @@
-"""The retry budget: retries are a share of calls, whatever happens, whoever calls."""
+"""The retry budget: retries stay a share of calls, whatever happens and whichever worker calls."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from ...redis_server import shared_server
 SHARES = st.sampled_from([0.05, 0.1, 0.2, 1 / 3, 0.5, 0.7, 1.0])
 RESERVES = st.integers(1, 4)
 CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 3)), max_size=60)
-"""Of each call by which worker it is made, how often it fails, and how many days later."""
+"""For each call: the worker that makes it, how often it fails, and how many days later it comes."""
 DAY_S = 86_400.0
 
 
@@ -50,7 +50,7 @@ def worker(store, share, reserve, name="upstream", **options):
 
 
 def attempts_of(retrying, failures):
-    """How many attempts a call makes that fails so many times."""
+    """The number of attempts of a call that fails so many times."""
     made = []
 
     def call():
@@ -68,7 +68,7 @@ def attempts_of(retrying, failures):
 
 
 @given(share=SHARES, reserve=RESERVES, calls=CALLS)
-def test_retries_are_exactly_those_that_the_budget_pays_for(share, reserve, calls):
+def test_exactly_as_many_retries_happen_as_the_budget_pays_for(share, reserve, calls):
     clock = ManualClock(autojump=True)
     store, model = MemoryStore(clock), Model(reserve)
     workers = [worker(store, share, reserve) for _ in range(3)]

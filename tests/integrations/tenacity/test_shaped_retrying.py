@@ -1,4 +1,4 @@
-"""shaped_retrying: each attempt is shaped, answers are heard by all, and it ends as the last attempt did."""
+"""shaped_retrying: each attempt is shaped, all calls obey the answers, and the last attempt is the end."""
 
 import threading
 
@@ -28,26 +28,26 @@ ON_KEY_ERROR = tenacity.retry_if_exception_type(KeyError)
 
 
 class Upstream:
-    """Answers in turn, and notes when it was asked; an exception is raised."""
+    """Gives its answers in turn, raising exceptions, and records when it was called."""
 
     def __init__(self, clock, *answers):
         self.clock = clock
         self.answers = list(answers)
-        self.asked = []
+        self.instants = []
 
     def __call__(self):
-        self.asked.append(self.clock.now())
+        self.instants.append(self.clock.now())
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
 
-def told(status, **headers):
+def reply(status, **headers):
     return httpx.Response(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-TOO_MUCH, ILL, FINE = told(429, Retry_After="7"), told(503), told(200)
+TOO_MUCH, ILL, FINE = reply(429, Retry_After="7"), reply(503), reply(200)
 
 
 def carried(response):
@@ -86,7 +86,7 @@ def test_each_attempt_waits_for_the_server_and_for_its_slot(clock, run):
     upstream = Upstream(clock, TOO_MUCH, ILL, FINE)
     retrying = shaped_retrying(policy, wait=SECOND)
     assert run(retrying, upstream) is FINE
-    assert upstream.asked == [0.0, 7.0, 17.0]
+    assert upstream.instants == [0.0, 7.0, 17.0]
     seen = retrying.statistics
     assert seen["attempt_number"] == 3
     assert seen["idle_for"] == pytest.approx(8.0)
@@ -94,29 +94,29 @@ def test_each_attempt_waits_for_the_server_and_for_its_slot(clock, run):
     assert seen["waited_for_slots"] == pytest.approx(9.0)
 
 
-def test_exceptions_that_carry_an_answer_are_heard(clock, run):
+def test_the_answer_that_an_exception_carries_is_obeyed(clock, run):
     upstream = Upstream(clock, carried(TOO_MUCH), carried(ILL), FINE)
     assert run(shaped_retrying(Policy("10/s", clock=clock), wait=SECOND), upstream) is FINE
-    assert upstream.asked == pytest.approx([0.0, 7.1, 8.1])
+    assert upstream.instants == pytest.approx([0.0, 7.1, 8.1])
 
 
-def test_one_is_told_and_all_wait(clock):
+def test_a_refusal_of_one_call_holds_all_of_the_key(clock):
     store = MemoryStore(clock)
     mine, yours = (Policy("10/s", name="upstream", store=store) for _ in range(2))
     stop = tenacity.stop_after_attempt(1)
     shaped_retrying(mine, stop=stop)(Upstream(clock, TOO_MUCH))
     other = Upstream(clock, FINE)
     shaped_retrying(yours)(other)
-    assert other.asked == pytest.approx([7.1])
+    assert other.instants == pytest.approx([7.1])
 
 
-def test_an_exhausted_account_is_asked_once(clock, run):
+def test_an_exhausted_account_is_called_once(clock, run):
     spent = httpx.Response(429, json={"error": {"code": "insufficient_quota"}})
     policy, upstream = Policy("10/s", max_wait="10s", clock=clock), Upstream(clock, spent)
     assert run(shaped_retrying(policy, wait=SECOND), upstream) is spent
     with pytest.raises(AccountExhaustedError):
         run(shaped_retrying(policy, wait=SECOND), upstream)
-    assert upstream.asked == [0.0]
+    assert upstream.instants == [0.0]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -149,7 +149,7 @@ def test_a_first_attempt_is_shaped_too(clock):
     upstream, retrying = Upstream(clock, FINE), shaped_retrying(Policy("10/s", clock=clock), cost=3, key="me")
     for _ in range(3):
         retrying(upstream)
-    assert upstream.asked == pytest.approx([0.0, 0.3, 0.6])
+    assert upstream.instants == pytest.approx([0.0, 0.3, 0.6])
 
 
 def test_it_ends_as_the_last_attempt_did(clock, run):
@@ -162,7 +162,7 @@ def test_it_ends_as_the_last_attempt_did(clock, run):
     assert caught.value is error
     with pytest.raises(KeyError):
         run(shaped_retrying(policy, **options), upstream := Upstream(clock, KeyError()))
-    assert len(upstream.asked) == 1
+    assert len(upstream.instants) == 1
 
 
 def test_where_the_budget_is_spent_the_original_error_is_raised(clock, run):
@@ -173,24 +173,24 @@ def test_where_the_budget_is_spent_the_original_error_is_raised(clock, run):
         with pytest.raises(KeyError) as caught:
             run(retrying, upstream := Upstream(clock, error))
         assert caught.value is error
-        made.append(len(upstream.asked))
+        made.append(len(upstream.instants))
     assert made == [3, *[1] * 9, 2, 1]
     assert retrying.statistics["attempt_number"] == 1
 
 
 def test_try_again_is_shaped_and_paid_for_and_ends_with_its_cause(clock):
-    policy, asked = Policy("10/s", clock=clock), []
+    policy, instants = Policy("10/s", clock=clock), []
 
     def call():
-        asked.append(clock.now())
+        instants.append(clock.now())
         raise tenacity.TryAgain from KeyError("cause")
 
     with pytest.raises(KeyError, match="cause"):
         shaped_retrying(policy, reserve=2, wait=tenacity.wait_none())(call)
-    assert asked == pytest.approx([0.0, 0.1, 0.2])
+    assert instants == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_what_a_callback_makes_of_the_end_is_what_comes_out(clock):
+def test_the_result_of_retry_error_callback_is_returned(clock):
     retrying = shaped_retrying(
         Policy("10/s", clock=clock), wait=SECOND, retry_error_callback=lambda state: "gave up", reserve=1
     )
@@ -201,7 +201,7 @@ def test_other_stops_keep_the_budget(clock):
     retrying = shaped_retrying(Policy("10/s", clock=clock), reserve=3, wait=SECOND)
     ask = retrying.wraps(upstream := Upstream(clock, ILL))
     ask.retry_with(stop=tenacity.stop_never)()
-    assert len(upstream.asked) == 4
+    assert len(upstream.instants) == 4
 
 
 def test_attempts_that_tenacity_stops_are_not_paid_for(clock):
@@ -210,20 +210,20 @@ def test_attempts_that_tenacity_stops_are_not_paid_for(clock):
     )
     retrying(Upstream(clock, ILL))
     retrying.copy(stop=tenacity.stop_after_attempt(2))(upstream := Upstream(clock, ILL))
-    assert len(upstream.asked) == 2
+    assert len(upstream.instants) == 2
 
 
-def test_tenacity_hears_of_each_attempt(clock):
-    heard = []
+def test_the_hooks_of_tenacity_see_each_attempt(clock):
+    calls = []
     hooks = {
-        name: lambda state, name=name: heard.append((name, state.attempt_number))
+        name: lambda state, name=name: calls.append((name, state.attempt_number))
         for name in ("before", "after", "before_sleep")
     }
     shaped_retrying(Policy("10/s", clock=clock), wait=SECOND, **hooks)(Upstream(clock, ILL, FINE))
-    assert heard == [("before", 1), ("after", 1), ("before_sleep", 1), ("before", 2)]
+    assert calls == [("before", 1), ("after", 1), ("before_sleep", 1), ("before", 2)]
 
 
-def test_a_refusal_meets_the_first_attempt_openly(clock):
+def test_a_refusal_of_the_first_attempt_is_raised(clock):
     policy = Policy("1/s", clock=clock)
     policy.shaper.reserve(cost=9)
     with pytest.raises(QueueFullError):
@@ -232,7 +232,7 @@ def test_a_refusal_meets_the_first_attempt_openly(clock):
     spent.shaper.reserve()
     with pytest.raises(QuotaExhaustedError):
         shaped_retrying(spent, retry=tenacity.retry_always)(upstream)
-    assert upstream.asked == []
+    assert upstream.instants == []
 
 
 def test_a_retry_that_is_refused_is_not_made(clock, run):
@@ -246,7 +246,7 @@ def test_a_retry_that_is_refused_is_not_made(clock, run):
 
 
 class Stopped(BaseException):
-    """An interrupt, wherever it meets a retry that is paid for already."""
+    """An interrupt at any point of a retry that is paid for already."""
 
 
 def stopping(*_, **__):
@@ -273,18 +273,18 @@ def test_a_retry_that_is_not_made_costs_nothing(clock, run, monkeypatch, options
     retrying = shaped_retrying(policy, budget=0.001, reserve=1, retry=ON_KEY_ERROR, wait=SECOND, **options)
     with pytest.raises((KeyError, Stopped)):
         run(retrying, upstream := Upstream(clock, KeyError()))
-    assert len(upstream.asked) == 1
+    assert len(upstream.instants) == 1
     budget = retrying.attempts.budget
     assert drivers.run(budget.spend)
     assert not drivers.run(budget.spend)
 
 
-def test_nor_does_one_that_another_stop_forbids_after_it_was_paid_for(clock):
+def test_a_retry_that_another_stop_forbids_after_it_was_paid_for_costs_nothing(clock):
     retrying = shaped_retrying(Policy("10/s", clock=clock), budget=0.001, reserve=1, wait=SECOND)
     forbidden = retrying.copy()
     forbidden.stop = tenacity.stop_any(retrying.stop, tenacity.stop_after_attempt(1))
     forbidden(upstream := Upstream(clock, ILL))
-    assert len(upstream.asked) == 1
+    assert len(upstream.instants) == 1
     assert drivers.run(retrying.attempts.budget.spend)
 
 
@@ -299,17 +299,17 @@ def test_a_call_that_was_refused_earns_nothing(clock):
     assert not drivers.run(retrying.attempts.budget.spend)
 
 
-def test_what_never_counted_is_given_back(clock):
+def test_a_call_that_never_counted_is_given_back(clock):
     policy = Policy("1/s", refund_on=ConnectionError, clock=clock)
     retrying = shaped_retrying(
         policy, retry=tenacity.retry_if_exception_type(ConnectionError), wait=tenacity.wait_none()
     )
     upstream = Upstream(clock, ConnectionError(), ConnectionError(), FINE)
     assert retrying(upstream) is FINE
-    assert upstream.asked == [0.0, 0.0, 0.0]
+    assert upstream.instants == [0.0, 0.0, 0.0]
 
 
-def test_a_store_that_goes_takes_no_answer_away():
+def test_a_store_that_goes_away_does_not_hide_the_answer():
     store = FaultyStore(MemoryStore(ManualClock(autojump=True)))
     retrying = shaped_retrying(Policy("10/s", name="upstream", store=store), wait=SECOND)
 
@@ -322,7 +322,7 @@ def test_a_store_that_goes_takes_no_answer_away():
         retrying(call)
 
 
-def test_a_retry_for_which_the_store_cannot_be_asked_is_not_made():
+def test_a_retry_is_not_made_while_the_store_is_gone():
     store = FaultyStore(MemoryStore(ManualClock(autojump=True)))
     retrying = shaped_retrying(
         Policy("10/s", name="upstream", store=store),
@@ -333,14 +333,14 @@ def test_a_retry_for_which_the_store_cannot_be_asked_is_not_made():
 
 
 def test_threads_may_share_one(monkeypatch):
-    # A thread that was woken has all the time it needs to look at the clock.
+    # A thread that wakes up has all the time it needs to look at the clock.
     monkeypatch.setattr("shapekit.clock._SETTLE_S", PATIENCE_S)
     clock = ManualClock()
     policy = Policy("1000/s", clock=clock)
     policy.shaper.reserve()
     retrying = shaped_retrying(policy, budget=0.5, reserve=3, wait=tenacity.wait_none())
-    asked = []
-    ask = retrying.wraps(lambda: asked.append(clock.now()) or ILL)
+    instants = []
+    ask = retrying.wraps(lambda: instants.append(clock.now()) or ILL)
     threads = [threading.Thread(target=lambda: [ask() for _ in range(5)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -348,9 +348,9 @@ def test_threads_may_share_one(monkeypatch):
         assert clock._changed.wait_for(lambda: len(clock._sleepers) == len(threads), PATIENCE_S)
     while any(thread.is_alive() for thread in threads):
         clock.advance(0.001)
-    # What the first of each earn may be lost, while the bucket is full.
-    assert 40 + 10 <= len(asked) <= 40 + 20 + 3
-    assert asked == pytest.approx([0.001 * (number + 1) for number in range(len(asked))])
+    # What the first calls of each thread earn may be lost, while the bucket is full.
+    assert 40 + 10 <= len(instants) <= 40 + 20 + 3
+    assert instants == pytest.approx([0.001 * (number + 1) for number in range(len(instants))])
 
 
 def test_switched_off_for_once(clock):
@@ -359,7 +359,7 @@ def test_switched_off_for_once(clock):
     assert shaped_retrying(policy, enabled=False)(upstream) is ILL
     with shapekit.off():
         shaped_retrying(policy, wait=tenacity.wait_none())(upstream)
-    assert upstream.asked == [0.0] * 6
+    assert upstream.instants == [0.0] * 6
 
 
 def test_another_sleep_may_be_given(clock):
@@ -377,7 +377,7 @@ def test_it_is_a_retrying_of_tenacity(clock):
     ("field", "given"),
     [("key", 5), ("cost", 0), ("max_wait", "soon"), ("reraise", True), ("retry_error_cls", KeyError)],
 )
-def test_mistakes_are_told(refused, clock, field, given):
+def test_wrong_arguments_are_refused(refused, clock, field, given):
     refused(lambda: shaped_retrying(Policy("10/s", clock=clock), **{field: given}), field)
 
 
@@ -386,17 +386,17 @@ def test_a_policy_is_needed(refused):
     refused(lambda: shaped_retrying(Policy("10/s", key="{user}")), "key")
 
 
-def test_without_the_package_the_import_says_what_to_install(monkeypatch):
+def test_without_the_package_the_import_error_names_the_extra(monkeypatch):
     with pytest.raises(ImportError, match=r'pip install "shapekit\[tenacity\]"'):
         import_without("tenacity", "tenacity", monkeypatch)
 
 
-def test_the_defaults_retry_what_is_throttled(clock):
+def test_the_defaults_retry_throttled_calls(clock):
     retrying = shaped_retrying(Policy("10/s", clock=clock))
     assert isinstance(retrying.retry, retry_if_throttled)
     assert isinstance(retrying.wait, wait_retry_after)
     assert retrying(upstream := Upstream(clock, TOO_MUCH)) is TOO_MUCH
-    assert len(upstream.asked) == 5
+    assert len(upstream.instants) == 5
 
 
 @pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt])

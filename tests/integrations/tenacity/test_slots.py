@@ -13,7 +13,7 @@ from shapekit.integrations.tenacity import await_slot, shaped_retrying, wait_slo
 
 
 def failing(clock, times, left):
-    """A call that notes when it leaves and fails so many times."""
+    """A call that records when it leaves, and fails so many times."""
 
     def call():
         left.append(clock.now())
@@ -37,7 +37,7 @@ def test_attempts_leave_at_the_slots(clock):
     policy, left = Policy("10/s", clock=clock), []
     retrying = tenacity.Retrying(wait=wait_slot(policy))
     assert retrying(failing(clock, 3, left)) == "done"
-    # The first attempt is the caller's own; the slot at 0 is the first retry's.
+    # The caller makes the first attempt itself; the slot at 0 is that of the first retry.
     assert left == [0.0, 0.0, 0.1, 0.2]
     assert retrying.statistics["idle_for"] == pytest.approx(0.2)
 
@@ -51,7 +51,7 @@ async def test_attempts_of_tasks_leave_at_the_slots(clock):
     assert retrying.statistics["idle_for"] == pytest.approx(0.2)
 
 
-def test_it_stands_in_line_by_key_and_cost(clock):
+def test_the_retry_waits_by_key_and_cost(clock):
     policy, left = Policy("10/s", clock=clock), []
     policy.shaper.reserve("mine", cost=3)
     policy.shaper.reserve("yours", cost=50)
@@ -110,7 +110,7 @@ async def test_nothing_is_taken_where_asynchronous_tenacity_stops(clock):
 
 
 @pytest.mark.anyio
-async def test_whoever_is_cancelled_gives_the_slot_back():
+async def test_a_cancelled_retry_gives_its_slot_back():
     clock = ManualClock()
     policy, left = Policy("1/s", clock=clock), []
     policy.shaper.reserve()
@@ -125,7 +125,7 @@ async def test_whoever_is_cancelled_gives_the_slot_back():
     assert left == [0.0]
 
 
-def test_a_slot_too_far_away_ends_it_and_says_what_failed(clock):
+def test_a_slot_too_far_away_ends_retrying_and_names_the_failure(clock):
     policy, left = Policy("1/s", max_wait="2s", clock=clock), []
     policy.shaper.reserve(cost=3, max_wait=None)
     with pytest.raises(QueueFullError) as caught:
@@ -162,25 +162,25 @@ async def test_a_slot_too_far_away_does_not_hide_why_asynchronous_tenacity_stops
         await tenacity.AsyncRetrying(wait=await_slot(policy), stop=stop, reraise=True)(afailing(clock, 9, []))
 
 
-def test_where_nothing_is_enforced_nobody_waits(clock):
-    policy, left, heard = Policy("1/s", name="api", max_wait="1s", enforce=False, clock=clock), [], []
-    with policy.listen(heard.append):
+def test_where_nothing_is_enforced_no_retry_waits(clock):
+    policy, left, events = Policy("1/s", name="api", max_wait="1s", enforce=False, clock=clock), [], []
+    with policy.listen(events.append):
         tenacity.Retrying(wait=wait_slot(policy))(failing(clock, 3, left))
     assert left == [0.0] * 4
     waits = [(0.0, None), (1.0, None), (2.0, "queue_full")]
-    assert heard == [Measured("api", "default", 1, *told) for told in waits]
+    assert events == [Measured("api", "default", 1, *measured) for measured in waits]
 
 
 @pytest.mark.anyio
 async def test_where_nothing_is_enforced_no_slot_goes_to_an_attempt_that_is_not_made(clock):
-    policy, heard = Policy("1/s", name="api", enforce=False, clock=clock), []
+    policy, events = Policy("1/s", name="api", enforce=False, clock=clock), []
     retrying = tenacity.AsyncRetrying(wait=await_slot(policy), stop=tenacity.stop_after_attempt(2))
-    with policy.listen(heard.append), pytest.raises(tenacity.RetryError):
+    with policy.listen(events.append), pytest.raises(tenacity.RetryError):
         await retrying(afailing(clock, 9, []))
-    assert heard == [Measured("api", "default", 1, 0.0, None)]
+    assert events == [Measured("api", "default", 1, 0.0, None)]
 
 
-def test_mistakes_are_told(refused, clock):
+def test_wrong_arguments_are_refused(refused, clock):
     policy = Policy("10/s", clock=clock)
     error = refused(lambda: tenacity.Retrying(wait=wait_slot("10/s")), "policy")
     assert "Policy(" in error.fix

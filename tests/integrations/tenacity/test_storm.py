@@ -18,9 +18,9 @@ pytestmark = pytest.mark.long
 
 RATE = 40
 MOST = 50
-"""In a second. A fifth more than what is shaped to: what arrives has been on its way for a while."""
+"""Calls in a second. A fifth more than the shaped rate: requests have been on their way for a while."""
 LONG_S = 0.25
-"""Whoever is late by less does not bring so many together."""
+"""Calls that are late by less than this do not bring so many together."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def server():
 def check(server, workers, stalls):
     """What the server saw was within the rate, and retries were within the budget.
 
-    There may be more in a second that begins with one who was kept from running: as many as come meanwhile.
+    A second that begins with a call that a stall delayed may hold more: as many as come meanwhile.
     """
     instants = sorted(at for at, _ in server.log)
     for number, at in enumerate(instants):
@@ -44,8 +44,8 @@ def check(server, workers, stalls):
     retries = len(server.log) - calls
     failures = server.statuses.count(503)
     assert retries <= hammer.SHARE * calls + hammer.RESERVE
-    # Half of so many fail: the budget was all used, but for what was earned while it was full, by calls
-    # that left before the first had failed.
+    # Half of all calls fail: the budget was all used, except for what calls earned while it was full, before
+    # the first had failed.
     assert failures >= calls / 2
     assert retries >= hammer.RESERVE
 
