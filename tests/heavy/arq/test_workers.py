@@ -41,7 +41,7 @@ def enqueue(fleet, *calls):
 
 
 def results(fleet, ids):
-    """What became of jobs: what they returned, or their errors."""
+    """The outcomes of jobs: their results, or their errors."""
 
     async def result(job):
         try:
@@ -60,7 +60,7 @@ def results(fleet, ids):
     return asyncio.run(all_of_them())
 
 
-def test_two_workers_keep_one_rate(fleet):
+def test_two_workers_share_one_rate(fleet):
     with fleet.watched() as witness:
         enqueue(fleet, *(("quick", number) for number in range(200)))
         starts = fleet.wait("quick", 200)
@@ -77,7 +77,7 @@ def test_each_key_has_its_rate_and_a_job_that_comes_back_has_its_slot(fleet):
         assert 3.5 <= span_of(starts) <= 4.5
     # No try was counted.
     assert results(fleet, ids) == [1] * 10
-    # Nor was a slot taken twice, or the next one would come later.
+    # No slot was taken twice either, or the next job would come later.
     policy = Policy("1/s", name="slow", store=fleet.server.url)
     assert policy.forecast(key="anna").first_in <= 1.0
     policy.close()
@@ -108,11 +108,11 @@ def test_a_killed_worker_loses_no_job(fleet):
         starts = fleet.wait("killed", 160, distinct)
     assert len(before) < 160
     assert most_in_a_second(starts, witness) <= 41
-    # A job whose end it was about to note runs twice, as without shapekit.
+    # A job whose end the killed worker was about to record runs twice, as without shapekit.
     assert len(starts) - distinct(starts) <= 5
 
 
-def test_a_store_is_needed_that_workers_share():
+def test_a_store_that_workers_cannot_share_is_refused():
     async def job(ctx): ...
 
     with pytest.raises(ConfigError, match="is in the memory of each process"):
@@ -137,7 +137,7 @@ def test_a_function_that_another_job_calls_waits_there_and_puts_no_job_back(flee
 
 
 def test_a_job_that_arq_starts_before_its_time_is_deferred_again_and_takes_no_slot(fleet):
-    # Its worker had read the queue before another one put the job back.
+    # The worker had read the queue before another worker put the job back.
     async def early():
         pool = await create_pool(RedisSettings.from_dsn(fleet.server.url))
         ctx = {"job_id": "early", "job_try": 3, "score": round((time.time() + 60) * 1000), "redis": pool}

@@ -16,7 +16,7 @@ def server():
 
 @pytest.fixture
 def options(server):
-    """What leads a client to the server. It tries three times in all, if it may."""
+    """Options that lead a client to the server. It makes up to three attempts."""
     return {
         "endpoint_url": server.url,
         "region_name": "eu-west-1",
@@ -36,7 +36,7 @@ def client(options):
 
 @pytest.fixture
 def aclient(options):
-    """A context of such a client of aiobotocore."""
+    """A context of an unshaped client of aiobotocore."""
     return lambda: get_session().create_client("sqs", **options)
 
 

@@ -38,9 +38,9 @@ class Server(LoopbackServer):
 
     def answer(self, headers, body):
         with self.lock:
-            status, told, said = self.answers.popleft() if self.answers else self._by_bucket()
+            status, fields, content = self.answers.popleft() if self.answers else self._by_bucket()
             self.arrivals.append(Arrival(time.time(), headers, status))
-        return status, {"Content-Type": "application/x-amz-json-1.0", **told}, json.dumps(said).encode()
+        return status, {"Content-Type": "application/x-amz-json-1.0", **fields}, json.dumps(content).encode()
 
     def _by_bucket(self):
         if self._rate is None:

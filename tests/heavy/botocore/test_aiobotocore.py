@@ -16,7 +16,7 @@ PATIENCE_S = 20
 
 
 def run(body):
-    """In a loop of its own, for a while at most."""
+    """Run it in a loop of its own, for a while at most."""
 
     async def bounded():
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""A shaped client: its attempts wait, are counted and are signed afterwards; throttling holds all."""
+"""A shaped client: its attempts wait, count, and are signed afterwards; throttling holds all of them."""
 
 import pickle
 import time
@@ -24,7 +24,7 @@ ERROR = failing("InternalError", 500)
 
 @pytest.fixture
 def policy():
-    """Never in the way, and counts what leaves."""
+    """A policy that never delays a call, and counts those that leave."""
     return Policy("100000/s", burst=1000, quota="1000/month", key="all", clock=ManualClock())
 
 
@@ -35,13 +35,13 @@ def used(policy, key="all"):
 def test_an_attempt_is_signed_after_its_wait(server, client):
     shape(client, rate="1 per 2 seconds")
     client.list_queues()
-    asked = time.time()
+    started = time.time()
     client.list_queues()
     headers = server.arrivals[-1].headers
     assert headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKID/")
     signed = datetime.strptime(headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    # It is told in whole seconds, and the wait is for nearly two.
-    assert signed.timestamp() > asked + 0.5
+    # The signature has whole seconds, and the wait takes nearly two.
+    assert signed.timestamp() > started + 0.5
 
 
 def test_each_attempt_takes_a_slot(server, client, policy):
@@ -52,7 +52,7 @@ def test_each_attempt_takes_a_slot(server, client, policy):
     assert used(policy) == 3
 
 
-def test_what_is_not_sent_takes_no_slot(options, policy):
+def test_a_call_that_is_not_sent_takes_no_slot(options, policy):
     s3 = shape(boto3.client("s3", **options), policy=policy)
     s3.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
     assert used(policy) == 0
@@ -166,15 +166,15 @@ def test_an_exhausted_account_is_an_error_of_botocore_too(server, client, policy
     ],
 )
 def test_keys(server, client, key, found):
-    told = {} if key is None else {"key": key}
-    shape(client, rate="1/h", max_wait=0, **told)
+    options = {} if key is None else {"key": key}
+    shape(client, rate="1/h", max_wait=0, **options)
     client.list_queues()
     with pytest.raises(errors.QueueFullError) as refusal:
         client.list_queues()
     assert refusal.value.key == found
 
 
-def test_a_policy_goes_by_its_own_key(client, options):
+def test_a_policy_uses_its_own_key_unless_another_is_given(client, options):
     policy = Policy("1000/s", quota="1000/month", key="{service}")
     shape(client, policy=policy)
     client.list_queues()
@@ -251,7 +251,7 @@ def test_clients_of_one_policy_share_it(server, client, options):
     other.close()
 
 
-def test_twice_is_refused(client, options):
+def test_shaping_a_client_twice_is_refused(client, options):
     session = shape(boto3.Session(), rate="10/s")
     shape(client, rate="10/s")
     made = session.client("sqs", **options)
@@ -264,7 +264,7 @@ def test_twice_is_refused(client, options):
 # calls in flight
 
 
-def test_a_permit_ends_with_its_attempt_however_that_ends(server, client, options):
+def test_a_permit_ends_with_its_attempt_in_every_way_of_ending(server, client, options):
     policy = Policy(concurrency=1, key="all", max_wait=0)
     shape(client, policy=policy)
     server.answers.append(ERROR)
@@ -280,28 +280,32 @@ def test_a_permit_ends_with_its_attempt_however_that_ends(server, client, option
     with pytest.raises(RuntimeError, match="no credentials") as kept:
         client.list_queues()
     client.meta.events.unregister("before-sign.sqs", unsigned)
-    nobody = shape(boto3.client("sqs", **{**options, "endpoint_url": "http://127.0.0.1:1"}), policy=policy)
+    unreachable = shape(
+        boto3.client("sqs", **{**options, "endpoint_url": "http://127.0.0.1:1"}), policy=policy
+    )
     with pytest.raises(EndpointConnectionError):
-        nobody.list_queues()
+        unreachable.list_queues()
     client.list_queues()
     assert kept.traceback  # by which the frames of the call live on, and the permit is not merely collected
-    nobody.close()
+    unreachable.close()
 
 
 def test_an_attempt_that_never_counted_is_given_back(options):
     policy = Policy("1000/s", quota="10/month", key="all", refund_on=EndpointConnectionError)
-    nobody = shape(boto3.client("sqs", **{**options, "endpoint_url": "http://127.0.0.1:1"}), policy=policy)
+    unreachable = shape(
+        boto3.client("sqs", **{**options, "endpoint_url": "http://127.0.0.1:1"}), policy=policy
+    )
     with pytest.raises(EndpointConnectionError):
-        nobody.list_queues()
+        unreachable.list_queues()
     assert used(policy) == 0
-    nobody.close()
+    unreachable.close()
 
 
 def test_an_error_that_aws_answers_may_be_given_back(server, client):
-    told = []
+    errors = []
 
     def refund_on(error):
-        told.append(error)
+        errors.append(error)
         return isinstance(error, ClientError) and error.response["Error"]["Code"] == "InternalError"
 
     policy = Policy("1000/s", quota="10/month", key="all", refund_on=refund_on)
@@ -311,19 +315,19 @@ def test_an_error_that_aws_answers_may_be_given_back(server, client):
         client.list_queues()
     # Each attempt is a call of its own: the second one counts.
     assert used(policy) == 1
-    assert [type(error) for error in told] == [ClientError, client.exceptions.QueueDoesNotExist]
-    assert str(told[-1]) == str(raised.value)
-    assert told[-1].operation_name == "ListQueues"
+    assert [type(error) for error in errors] == [ClientError, client.exceptions.QueueDoesNotExist]
+    assert str(errors[-1]) == str(raised.value)
+    assert errors[-1].operation_name == "ListQueues"
     client.list_queues()
     assert used(policy) == 2
-    assert len(told) == 2
+    assert len(errors) == 2
 
 
 # mistakes
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("arguments", "message"),
     [
         ({"rate": "10/s", "key": "{host}"}, "names 'host', which the call does not have"),
         ({"rate": "10/s", "routes": {"https://sqs": "1/s"}}, "is neither a service nor an operation"),
@@ -333,12 +337,12 @@ def test_an_error_that_aws_answers_may_be_given_back(server, client):
         ({}, r'write shape\(rate="10/s"\)'),
     ],
 )
-def test_what_cannot_work_is_said(client, told, said):
-    with pytest.raises(ConfigError, match=said):
-        shape(client, **told)
+def test_wrong_arguments_are_refused(client, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        shape(client, **arguments)
     shape(client, rate="10/s")
 
 
-def test_what_is_no_client_is_said():
+def test_an_argument_that_is_no_client_is_refused():
     with pytest.raises(ConfigError, match="is neither a client nor a session"):
         shape(object(), rate="10/s")

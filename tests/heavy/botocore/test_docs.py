@@ -25,7 +25,7 @@ def test_the_page_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("name", botocore.__all__)
-def test_a_public_name_is_in_the_reference_and_says_what_it_is(name):
+def test_a_public_name_is_in_the_reference_and_has_a_docstring(name):
     reference = (DOCS / "reference" / "integrations.md").read_text("utf-8")
     if name != "request_options":  # which is that of requests
         assert f"::: shapekit.integrations.botocore.{name}\n" in reference

@@ -1,7 +1,7 @@
 """A process that calls without a pause: `python worker.py KIND URL STORE SECONDS`.
 
-Says "ready", waits for a line, and then says how many of its calls succeeded and how many raised an error.
-KIND is how its client is limited: "shaped", "adaptive" (shaped), or "botocore" (by its own adaptive mode).
+Prints "ready", waits for a line, and then prints how many calls succeeded and how many raised an error. KIND
+is how its client is limited: "shaped", "adaptive" (shaped), or "botocore" (by its own adaptive mode).
 """
 
 import json

@@ -35,14 +35,14 @@ ANSWERS = {
     "/responses": {**RESPONSE, "output": OUTPUT},
 }
 HEADERS = {"Content-Type": "application/json", "Connection": "close"}
-"""No client keeps a connection that it would have to close in time, on the loop that it was made on."""
+"""Clients keep no connection: they would have to close it in time, on the loop on which it was opened."""
 
 
 def answer(arrival: Arrival) -> Reply:
     path = arrival.path.partition("?")[0]
-    told = next((told for end, told in ANSWERS.items() if path.endswith(end)), None)
-    assert told, arrival.path
-    return Reply(200, HEADERS, json.dumps(told).encode())
+    content = next((content for end, content in ANSWERS.items() if path.endswith(end)), None)
+    assert content, arrival.path
+    return Reply(200, HEADERS, json.dumps(content).encode())
 
 
 def refusal(arrival: Arrival) -> Reply:

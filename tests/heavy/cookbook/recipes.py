@@ -16,7 +16,7 @@ FOUND = {**HEADERS, "Location": "/found"}
 
 
 def recipe(heading):
-    """What the code under a heading makes."""
+    """The object that the code under a heading makes."""
     text = PAGE.read_text(encoding="utf-8")
     found = re.search(rf"^### {heading}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     made = {"__name__": heading}
@@ -26,7 +26,7 @@ def recipe(heading):
 
 
 def left(heading, call, now, paths, refused=0):
-    """When the requests of calls left, the second of which goes to a page that redirects or refuses."""
+    """When the requests left of calls of which the second goes to a page that redirects or refuses."""
     instants = []
 
     def answer(arrival):

@@ -1,4 +1,4 @@
-"""What the SDK of Google Gen AI asks and answers, as an `LLMBudget` reads it."""
+"""How an `LLMBudget` reads the requests and answers of Google's Gen AI SDK."""
 
 import pytest
 from google.genai import types
@@ -35,7 +35,7 @@ def used(budget):
 
 
 @pytest.mark.parametrize("contents", QUESTIONS.values(), ids=QUESTIONS)
-def test_a_call_reserves_what_it_says_and_may_be_answered_with(budget, contents):
+def test_a_call_reserves_its_prompt_and_its_longest_answer(budget, contents):
     def generate_content(*, model, contents, config):
         assert 100 + 500 < used(budget) < 150 + 500
         return ANSWER
@@ -45,7 +45,7 @@ def test_a_call_reserves_what_it_says_and_may_be_answered_with(budget, contents)
     assert used(budget) == 36 + 7 + 64
 
 
-def test_a_stream_is_charged_what_its_last_item_says(budget):
+def test_a_stream_is_charged_the_usage_of_its_last_item(budget):
     def generate_content_stream(*, model, contents, config):
         yield answer(total_token_count=36)
         yield ANSWER

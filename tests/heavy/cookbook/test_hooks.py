@@ -1,4 +1,4 @@
-"""Clients with hooks of their own: an attempt waits for its slot, and a refusal holds the next."""
+"""Clients with hooks of their own: an attempt waits for its slot, and a refusal holds the next one."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ def known(request):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """SDKs that do not wait before they send a call again: what waits is shapekit."""
+    """Switch off the SDKs' own waits before a retry: only shapekit waits."""
 
     async def asleep(*_):
         pass
@@ -57,10 +57,10 @@ def test_each_attempt_takes_a_slot(known, shapekit_time):
     assert instants == pytest.approx([0.0, pace, 2 * pace])
 
 
-def test_a_refusal_holds_the_next_attempt_whoever_sends_it(known, shapekit_time, impatient):
+def test_a_refusal_holds_the_next_attempt_of_any_caller(known, shapekit_time, impatient):
     instants = left(*known, shapekit_time.now, ["/one", "/two"], refused=1)
     if known[0] == "Slack":
-        # It sends nothing again.
+        # This client sends nothing again.
         assert instants == pytest.approx([0.0, 8.0])
     else:
         assert instants == pytest.approx([0.0, 7.1, 7.2])

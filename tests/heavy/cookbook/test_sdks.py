@@ -122,8 +122,8 @@ async def mistral_async(page):
 
 @section("OpenAI Agents")
 async def openai_agents(page):
-    told = await agents.Runner.run(agents.Agent("some", model="some"), "why?")
-    assert told.final_output == "yes"
+    result = await agents.Runner.run(agents.Agent("some", model="some"), "why?")
+    assert result.final_output == "yes"
 
 
 @section("Stripe")
@@ -163,7 +163,7 @@ REPEATING = ("cohere", "groq", "langchain", "openai_agents")
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """SDKs that do not wait before they send a call again: what waits is shapekit."""
+    """Switch off the SDKs' own waits before a retry: only shapekit waits."""
 
     async def asleep(_):
         pass
@@ -181,7 +181,7 @@ def page(server, monkeypatch):
     for name, path in BASES.items():
         monkeypatch.setenv(name, server.url + path)
     monkeypatch.setenv("NO_PROXY", "*")
-    # These have their addresses in constants.
+    # These SDKs have their addresses in constants.
     monkeypatch.setattr("cohere.base_client._get_base_url", lambda **_: server.url)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.setattr("huggingface_hub.utils._detect_agent._fetch_registry", lambda: None)
@@ -236,7 +236,7 @@ def test_each_call_of_an_sdk_takes_a_slot(sdk, page, left):
     assert left == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_after_a_429_the_next_request_waits_whoever_sends_it(sdk, page, server, left, impatient):
+def test_after_a_429_the_next_request_of_any_caller_waits(sdk, page, server, left, impatient):
     """A retry of the SDK, or where it has none the next call."""
     heading, call = sdk
     server.refused = 1
@@ -251,7 +251,7 @@ def test_after_a_429_the_next_request_waits_whoever_sends_it(sdk, page, server, 
 
 def test_the_page_has_a_section_for_each_sdk():
     headings = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    # Below, in test_hooks.py, and in an environment of its own.
+    # Tested below, in test_hooks.py, and in an environment of its own.
     run = {heading for heading, _ in CALLS} | {"MCP", "Clients with hooks of their own", "instructor"}
     assert {heading for heading in headings if list(blocks(part(heading)))} == run
 
@@ -284,7 +284,7 @@ def test_a_429_of_an_mcp_server_holds_its_messages(listed, tools):
     with suppress(httpx2.HTTPStatusError):  # over streamable HTTP the client tries an older handshake
         listed()
     assert listed() == ["add"]
-    # Of two that are on their way at once, time may go on before the first one is noted.
+    # Of two requests that are on their way at once, time may go on before the first is recorded.
     assert tools.left[0] == 0.0
     assert len(tools.left) >= 4
     assert min(tools.left[1:]) >= 7.0999

@@ -14,7 +14,7 @@ PATIENCE_S = 20.0
 
 
 class Tools:
-    """Notes when each request has left, and refuses the one of that number."""
+    """Records when each request left, and refuses the request of that number."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         server = MCPServer("tools")

@@ -1,4 +1,4 @@
-"""A message that was put back with its slot, and that its actor then never gets."""
+"""Messages that were put back with their slots, and that never reach their actors afterwards."""
 
 import time
 
@@ -19,7 +19,7 @@ def server():
 
 
 class Skipping(Middleware):
-    """Skips a message that comes back with a slot, or has it come once more."""
+    """Skips a message that comes back with a slot, or enqueues it once more."""
 
     def __init__(self, again):
         self.again = again
@@ -45,7 +45,7 @@ def run(server):
 
             after_skip_message = after_process_message
 
-        # What follows a message is called in reverse: the last.
+        # Middleware runs in reverse after a message: this one is the last.
         for each in (Ending(), *middleware, ShapedActors(store=server.url)):
             broker.add_middleware(each)
 
@@ -62,7 +62,7 @@ def run(server):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         worker.stop()
-        # By itself the broker closes nothing, and leaves its connections to the collector.
+        # The broker itself closes nothing, and leaves its connections to the collector.
         broker.client.connection_pool.disconnect()
         return ran
 
@@ -89,7 +89,7 @@ def test_a_message_that_other_middleware_skips_gives_its_slot_back(run, policy):
 
 
 def test_a_message_that_other_middleware_enqueues_again_takes_another_slot(run, policy):
-    """Its own was given back, and may be another's by now."""
+    """The message's own slot was given back, and another call may have it by now."""
     skipping = Skipping(again=True)
     assert run(policy, skipping, ends=3) == [0, 1]
     first, second, brought, again = skipping.slots

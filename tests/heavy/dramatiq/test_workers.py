@@ -28,7 +28,7 @@ def app(fleet):
     return fleet.app
 
 
-def test_two_workers_keep_one_rate(app, fleet):
+def test_two_workers_share_one_rate(app, fleet):
     with fleet.watched() as witness:
         for number in range(200):
             app.quick.send(number)
@@ -48,7 +48,7 @@ def test_each_key_has_its_rate_and_a_message_that_comes_back_has_its_slot(app, f
         assert 3.5 <= span_of(starts) <= 4.5
     # No retry was counted.
     assert [message.get_result(block=True) for message in messages] == [0] * 10
-    # Nor was a slot taken twice, or the next one would come later.
+    # No slot was taken twice either, or the next message would come later.
     policy = Policy("1/s", name="slow", store=fleet.server.url)
     assert policy.forecast(key="anna").first_in <= 1.0
     policy.close()
@@ -70,17 +70,17 @@ def test_a_refused_message_fails_at_once_or_comes_back(app, fleet):
     assert most_in(starts, 0.4) == 1
 
 
-def test_a_refused_message_is_not_retried_and_its_on_failure_is_told(app, fleet):
+def test_a_refused_message_is_not_retried_and_its_on_failure_runs(app, fleet):
     for number in range(3):
         app.hourly.send(number)
     assert distinct(fleet.wait("failed:QueueFullError", 2)) == 2
-    # What else the actor throws is its own affair, as before.
+    # Dramatiq handles the actor's other errors as before.
     assert distinct(fleet.wait("failed:ValueError", 1)) == 1
     assert len(fleet.starts("hourly")) == 1
     assert len(fleet.starts("failed:QueueFullError")) == 2
 
 
-def test_what_dramatiq_retries_takes_another_slot(app, fleet):
+def test_a_message_that_dramatiq_retries_takes_another_slot(app, fleet):
     app.failing.send(0)
     starts = fleet.wait("failing", 2)
     assert span_of(starts) >= 0.4
@@ -104,11 +104,11 @@ def test_a_killed_worker_loses_no_message(app, fleet):
         starts = fleet.wait("killed", 160, distinct)
     assert len(before) < 160
     assert most_in_a_second(starts, witness) <= 41
-    # A message that it was about to acknowledge runs twice, as without shapekit.
+    # A message that the killed worker was about to acknowledge runs twice, as without shapekit.
     assert len(starts) - distinct(starts) <= 32
 
 
-def test_a_store_is_needed_that_workers_share():
+def test_a_store_that_workers_cannot_share_is_refused():
     broker = StubBroker()
     broker.add_middleware(ShapedActors())
     with pytest.raises(MiddlewareError, match="is in the memory of each process"):

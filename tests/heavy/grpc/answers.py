@@ -1,4 +1,4 @@
-"""What a server may say, made by the libraries that servers use."""
+"""Answers that a server may give, made with the libraries that servers use."""
 
 import time
 
@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 
 
 def packed(*details):
-    """A google.rpc.Status with these details, as it travels."""
+    """A google.rpc.Status with these details, in its wire form."""
     status = Status(code=8, message="slow down")
     for detail in details:
         into = Any()
@@ -25,7 +25,7 @@ def retry_in(seconds, nanos=0):
 
 
 def refusing(code, details="no", *, pushback=None, retry_info=()):
-    """What makes a server end a call with this status."""
+    """A function that makes a server end a call with this status."""
 
     def says(context):
         metadata = []
@@ -52,7 +52,7 @@ HOLDS = {
     "do not repeat": ({"code": EXHAUSTED, "pushback": "-1"}, 1.0),
     "far away": ({"code": EXHAUSTED, "retry_info": [retry_in(315_576_000_000)]}, 900.0),
 }
-"""What a server says, and for how many seconds calls are then held."""
+"""Answers of a server, and for how many seconds each holds calls."""
 
 NO_HOLDS = {
     "unavailable": {"code": UNAVAILABLE},
@@ -63,7 +63,7 @@ NO_HOLDS = {
 
 
 def until(condition):
-    """Wait for what another thread does after a call has ended."""
+    """Wait for the work that another thread does after a call has ended."""
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline

@@ -10,7 +10,7 @@ from shapekit import ManualClock, Policy
 
 
 class Service(grpc.GenericRpcHandler):
-    """Echoes bytes, and keeps what was called. What `says` returns for a call is done to its context."""
+    """Echoes bytes, and records the calls. The function that `says` returns is applied to the context."""
 
     def __init__(self):
         self.calls = []
@@ -67,5 +67,5 @@ def target(service):
 
 @pytest.fixture
 def policy():
-    """One a minute, of virtual time: a call that may wait for it gets there at once."""
+    """One call a minute, of virtual time: a call that may wait for its slot gets there at once."""
     return Policy("1/min", name="api", clock=ManualClock(autojump=True))

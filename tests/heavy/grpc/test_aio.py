@@ -66,7 +66,7 @@ async def write_unary(channel, **options):
         await call.write(b"i")
         await call.done_writing()
     except asyncio.InvalidStateError:
-        pass  # ended before everything was written: why, the response says
+        pass  # the call ended before everything was written; the response says why
     return [await call]
 
 
@@ -132,7 +132,7 @@ class AioService(grpc.GenericRpcHandler):
         }[handler_call_details.method.rpartition("/")[2]]
 
 
-async def test_an_asyncio_server_is_called_alike(policy, kind):
+async def test_calls_to_an_asyncio_server_are_shaped_alike(policy, kind):
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((AioService(),))
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -160,7 +160,7 @@ async def test_a_refusal_is_an_rpc_error_and_costs_nothing(connect, service, pol
         assert now(policy) == 60.0
 
 
-async def test_a_refused_call_says_how_it_ended(connect, policy):
+async def test_a_refused_call_has_a_status_and_details(connect, policy):
     async with connect(policy=policy) as channel:
         await unary_unary(channel)
         with request_options(max_wait=0):
@@ -184,7 +184,7 @@ async def test_a_wait_that_does_not_fit_the_timeout_fails_at_once_and_costs_noth
         assert (len(service.calls), now(policy)) == (2, 60.0)
 
 
-async def test_what_is_left_of_the_timeout_goes_to_the_call(connect, service, kind):
+async def test_the_rest_of_the_timeout_goes_to_the_call(connect, service, kind):
     async with connect(rate="2/s") as channel:
         for _ in range(2):
             await kind(channel, timeout=5)
@@ -208,7 +208,7 @@ async def test_a_refusal_of_the_server_holds_the_key(connect, service, kind, say
 
 async def test_a_refusal_before_all_messages_were_sent_holds_the_key(policy):
     class Refused(grpc.aio.StreamUnaryCall):
-        """One whose messages its server no longer takes: INTERNAL, until the server's status is there."""
+        """A call whose server takes no more of its messages: INTERNAL, until the server's status arrives."""
 
         status = StatusCode.INTERNAL
 

@@ -14,7 +14,7 @@ from .answers import INFO, packed, retry_in
 OTHERS = st.sampled_from([INFO, QuotaFailure(violations=[{"subject": "project", "description": "é" * 200}])])
 
 
-def told(status):
+def wait_ms(status):
     return _retry_info_ms({"grpc-status-details-bin": status})
 
 
@@ -27,23 +27,23 @@ def told(status):
 def test_the_wait_is_found_among_the_details(before, seconds, nanos, after):
     delay = Duration(seconds=seconds, nanos=nanos)
     status = packed(*before, retry_in(seconds, nanos), *after).SerializeToString()
-    assert told(status) == math.ceil(delay.seconds * 1_000 + delay.nanos / 1_000_000)
+    assert wait_ms(status) == math.ceil(delay.seconds * 1_000 + delay.nanos / 1_000_000)
 
 
 @given(st.lists(OTHERS, max_size=3))
-def test_a_status_without_it_says_nothing(details):
-    assert told(packed(*details).SerializeToString()) == 0
+def test_a_status_without_a_wait_reads_as_zero(details):
+    assert wait_ms(packed(*details).SerializeToString()) == 0
 
 
 @given(st.binary(max_size=200))
 @example(b"\x1a\xf5" + b"\xff" * 8 + b"\x01")  # a length of -11, which leads back to the beginning
 def test_no_bytes_do_any_harm(status):
-    assert isinstance(told(status), int)
+    assert isinstance(wait_ms(status), int)
 
 
 @given(st.data())
-def test_nor_does_a_status_that_was_damaged(data):
+def test_a_damaged_status_does_no_harm(data):
     status = bytearray(packed(INFO, retry_in(3)).SerializeToString())
     at = data.draw(st.integers(0, len(status) - 1))
     status[at] = data.draw(st.integers(0, 255))
-    assert isinstance(told(bytes(status[: data.draw(st.integers(0, len(status)))])), int)
+    assert isinstance(wait_ms(bytes(status[: data.draw(st.integers(0, len(status)))])), int)

@@ -107,9 +107,9 @@ def test_a_refused_future_or_stream_is_a_call_that_has_ended(channel, policy):
     with request_options(max_wait=0):
         future = shaped.unary_unary("/test.Echo/UnaryUnary").future(b"hi")
         stream = shaped.stream_stream("/test.Echo/StreamStream")(iter([b"hi"]))
-    told = []
-    future.add_done_callback(told.append)
-    assert told == [future]
+    ended = []
+    future.add_done_callback(ended.append)
+    assert ended == [future]
     assert future.done()
     assert not future.cancel()
     for call in (future, stream):
@@ -165,7 +165,7 @@ def test_the_shorter_of_timeout_and_max_wait_is_named(channel, policy):
     assert type(caught.value) is QueueFullError
 
 
-def test_what_is_left_of_the_timeout_goes_to_the_call(channel, service, kind):
+def test_the_rest_of_the_timeout_goes_to_the_call(channel, service, kind):
     shaped = shape(channel, rate="2/s")
     for _ in range(2):
         KINDS[kind](shaped, timeout=5)
@@ -176,7 +176,7 @@ def test_what_is_left_of_the_timeout_goes_to_the_call(channel, service, kind):
 
 def test_a_call_without_timeout_has_none(channel, service, policy):
     KINDS["unary_unary"](shape(channel, policy=policy))
-    # What the server shows for no deadline is far beyond any.
+    # A server shows a far future as the deadline of a call without one.
     assert service.calls[0][2] is None or service.calls[0][2] > 10**6
 
 
@@ -219,7 +219,7 @@ def test_a_message_that_is_too_long_is_no_refusal(target):
     assert policy.forecast().first_in <= 0.002
 
 
-def test_without_feedback_nothing_is_heard(channel, service):
+def test_without_feedback_no_answer_is_read(channel, service):
     policy = Policy("1000/s", feedback=None, clock=ManualClock(autojump=True))
     service.says = refusing(**HOLDS["RetryInfo"][0])
     with pytest.raises(grpc.RpcError):
@@ -227,7 +227,7 @@ def test_without_feedback_nothing_is_heard(channel, service):
     assert policy.forecast().first_in <= 0.001
 
 
-def test_a_parser_of_ones_own_reads_the_trailing_metadata(channel, service):
+def test_a_custom_parser_reads_the_trailing_metadata(channel, service):
     read = []
     policy = Policy("1000/s", feedback=Feedback(read.append), clock=ManualClock(autojump=True))
     service.says = lambda context: context.set_trailing_metadata((("x-left", "0"), ("x-bin", b"1")))
@@ -319,7 +319,7 @@ def test_a_single_threaded_stream_that_is_cancelled_gives_its_permit_back(target
 
 
 def test_a_call_that_a_callback_makes_is_refused_where_it_would_wait(channel, service):
-    """It would block the thread that has to end the calls whose permits it waits for."""
+    """A wait would block the thread that has to end the calls whose permits it waits for."""
     shaped, made = shape(channel, concurrency=2), queue.Queue()
     method = shaped.unary_unary("/test.Echo/UnaryUnary")
     goes_on = {"1": threading.Event(), "2": threading.Event()}
@@ -344,7 +344,7 @@ def test_a_call_that_a_callback_makes_is_refused_where_it_would_wait(channel, se
     assert "a callback made it on gRPC's own thread" in str(fourth.exception())
     goes_on["2"].set()
     assert [call.result(20) for call in (first, second, third)] == [b"1", b"2", b"3"]
-    # Elsewhere calls wait as ever, also in a callback that is added after the end.
+    # On other threads calls wait as ever, also in a callback that is added after the end.
     first.add_done_callback(lambda ended: made.put(method(b"5")))
     assert made.get(timeout=20) == b"5"
 
@@ -460,7 +460,7 @@ def test_a_call_that_is_skipped_takes_nothing(channel, policy):
 
 
 class Repeating(grpc.UnaryUnaryClientInterceptor):
-    """Makes each call twice, and says of each how it ended; with call details of its own."""
+    """Makes each call twice, and records how each ended; with call details of its own."""
 
     def __init__(self):
         self.ended = []
@@ -493,7 +493,7 @@ class Generating(grpc.UnaryStreamClientInterceptor):
         return (response for response in continuation(client_call_details, request))
 
 
-def test_what_another_interceptor_made_of_a_stream_passes(channel):
+def test_a_stream_that_another_interceptor_replaced_passes(channel):
     shaped = shape(grpc.intercept_channel(channel, Generating()), concurrency=1, max_wait="20s")
     for _ in range(2):
         assert KINDS["unary_stream"](shaped) == [b"hi", b"hi"]
@@ -503,7 +503,7 @@ def test_what_another_interceptor_made_of_a_stream_passes(channel):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "rate=None is missing"),
         ({"rate": "1/s", "key": "{host}"}, "names 'host'"),
@@ -515,23 +515,23 @@ def test_what_another_interceptor_made_of_a_stream_passes(channel):
         ({"rate": "1/s", "brust": 1}, "is unknown"),
     ],
 )
-def test_mistakes_are_named(channel, options, told):
-    if told is None:
+def test_the_error_about_a_wrong_option_names_it(channel, options, message):
+    if message is None:
         with pytest.raises(ConfigError, match="is not text"):
             KINDS["unary_unary"](shape(channel, **options))
     else:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             shape(channel, **options)
 
 
-def test_what_is_no_channel_is_named(channel):
+def test_an_argument_that_is_no_channel_is_refused(channel):
     shaped = shape(channel, rate="1/s")
-    for given, told in (
+    for given, message in (
         (shaped, "shaped already"),
         ("1/s", r"write shape\(rate='1/s'\)"),
         (1j, "is not a gRPC channel"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             shape(given, rate="1/s")
 
 
@@ -549,7 +549,7 @@ with grpc.insecure_channel(target) as bare:
 """
 
 
-def test_processes_share_a_rate_by_redis(target, service):
+def test_processes_share_a_rate_through_redis(target, service):
     arrived = []
     service.says = lambda context: arrived.append(time.monotonic())
     url = f"redis://127.0.0.1:{shared_server().port}/0"

@@ -1,5 +1,6 @@
-"""Three processes and a server that allows 20 calls a second, after a bucket of 20: by one limit of them all
-nothing is refused. `python -m tests.heavy.grpc.test_processes` compares that with limits in each process.
+"""Three processes and a server that allows 20 calls a second, after a bucket of 20: with one limit for all of
+them nothing is refused. `python -m tests.heavy.grpc.test_processes` compares that with limits in each
+process.
 """
 
 import json
@@ -23,7 +24,7 @@ KINDS = ("shared", "apart", "none")
 
 
 class Bucket:
-    """Refuses what is too much, and asks for a second's patience."""
+    """Refuses calls above the rate, and asks for a second's patience."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -41,7 +42,7 @@ class Bucket:
 
 
 def seen(kind):
-    """How many calls were answered and refused."""
+    """The numbers of calls that were answered and refused."""
     service = Service()
     service.says = Bucket()
     with ExitStack() as running:
@@ -51,11 +52,11 @@ def seen(kind):
         running.callback(lambda: server.stop(None).wait())
         redis = running.enter_context(RedisServer())
         commands = [(WORKER, kind, target, redis.url, SECONDS)] * WORKERS
-        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
-    return tuple(map(sum, zip(*told, strict=True)))
+        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+    return tuple(map(sum, zip(*results, strict=True)))
 
 
-def test_one_limit_of_all_processes_is_never_refused():
+def test_processes_with_one_limit_are_never_refused():
     answered, refused = seen("shared")
     assert refused == 0
     assert 0.85 * PER_S * SECONDS <= answered <= PER_S * (SECONDS + 1)

@@ -1,8 +1,8 @@
 """A process that calls without a pause: `python worker.py KIND TARGET STORE SECONDS`.
 
-Says "ready", waits for a line, and then says how many of its calls were answered and how many refused. KIND
-is how its channel is limited: "shared" by all processes, "apart" in each, or "none", and then the process
-obeys a refusal itself.
+Prints "ready", waits for a line, and then prints how many of its calls were answered and how many refused.
+KIND is how its channel is limited: "shared" by all processes, "apart" in each, or "none", and then the
+process obeys a refusal itself.
 """
 
 import json
@@ -14,7 +14,7 @@ import grpc
 from shapekit.integrations.grpc import shape
 
 PAUSE_S = 1.0
-"""What the server asks for."""
+"""The wait that the server asks for."""
 
 if __name__ == "__main__":
     kind, target, store, seconds = sys.argv[1:]

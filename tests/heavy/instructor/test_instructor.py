@@ -21,7 +21,7 @@ class Person(BaseModel):
     age: int
 
 
-def told(age):
+def answering(age):
     """An answer that calls the tool which instructor offers to the model."""
     function = {"name": "Person", "arguments": json.dumps({"age": age})}
     message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
@@ -45,7 +45,7 @@ def server(left, shapekit_time):
 
     def noted(_):
         left.append(shapekit_time.now())
-        return server.first.pop(0) if server.first else told(30)
+        return server.first.pop(0) if server.first else answering(30)
 
     server.answer = noted
     server.start()
@@ -69,18 +69,18 @@ def page(server, monkeypatch):
 
 @pytest.fixture(params=["client", "aclient"])
 def ask(request, page):
-    """Asks by one of the two clients that the page makes."""
+    """Calls one of the two clients that the page makes."""
     client = page[request.param]
 
     async def awaited():
         return await client.create(response_model=Person, **ASK)
 
-    def asked():
+    def call():
         if request.param == "client":
             return client.create(response_model=Person, **ASK)
         return asyncio.run(awaited())
 
-    return asked
+    return call
 
 
 def test_each_call_takes_a_slot(ask, left):
@@ -92,9 +92,9 @@ def test_each_retry_takes_a_slot_and_waits_for_the_end_of_a_hold(ask, server, le
     async def asleep(_):
         pass
 
-    # Neither SDK waits before it sends a call again: what waits is shapekit.
+    # Neither SDK waits before it sends a call again: only shapekit waits.
     monkeypatch.setattr("time.sleep", lambda _: None)
     monkeypatch.setattr("anyio.sleep", asleep)
-    server.first = [told("unknown"), REFUSAL]
+    server.first = [answering("unknown"), REFUSAL]
     assert ask().age == 30
     assert left == pytest.approx([0.0, 0.1, 7.2])

@@ -9,7 +9,7 @@ __all__ = ["budget", "do"]
 
 @pytest.fixture
 def used(budget):
-    """How many tokens are charged by now."""
+    """The number of tokens that are charged so far."""
     return lambda: budget.quotas()[0].used
 
 
@@ -20,7 +20,7 @@ def limiter(budget):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
-    """No run is remembered that is over."""
+    """Asserts that no finished run is remembered."""
     yield
     left, langchain._RUNS._open = langchain._RUNS._open, {}
     assert left == {}

@@ -1,4 +1,4 @@
-"""Models of LangChain that ask nobody, and tell what they used."""
+"""Models of LangChain that call no server, and report a usage."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 USED = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
 TOKENS = 7
-"""What a call uses."""
+"""The usage of a call."""
 
 
 class Chat(BaseChatModel):
@@ -18,7 +18,7 @@ class Chat(BaseChatModel):
 
     max_tokens: int = 100
     errors: Any = Field(default_factory=list)
-    asked: Any = Field(default_factory=list)
+    questions: Any = Field(default_factory=list)
 
     @property
     def _llm_type(self):
@@ -36,7 +36,7 @@ class Chat(BaseChatModel):
         return self.bind(tools=tools, **kwargs)
 
     def _called(self, messages):
-        self.asked.append(messages[-1].content)
+        self.questions.append(messages[-1].content)
         if self.errors:
             raise self.errors.pop(0)
 
@@ -82,7 +82,7 @@ class Completion(BaseLLM):
 
 
 class Vectors(Embeddings):
-    """Notes how many texts it is given at a time."""
+    """Records how many texts it is given at a time."""
 
     def __init__(self):
         self.batches = []

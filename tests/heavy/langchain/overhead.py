@@ -9,7 +9,7 @@ from .models import Chat, Vectors
 
 if __name__ == "__main__":
     limiter = for_langchain.ShapedRateLimiter(BUDGET)
-    asked = {"messages": [{"role": "user", "content": "why?"}]}
+    question = {"messages": [{"role": "user", "content": "why?"}]}
     paced = Chat(rate_limiter=for_langchain.ShapedRateLimiter(POLICY))
     counted = Chat(rate_limiter=limiter, callbacks=[limiter.handler])
     bare = Chat()
@@ -23,8 +23,8 @@ if __name__ == "__main__":
     shaped = create_agent(bare, middleware=[for_langchain.shaped_middleware(BUDGET)])
     report(
         "LangChain, agent",
-        micros(lambda: agent.invoke(asked)),
-        budget=micros(lambda: shaped.invoke(asked)),
+        micros(lambda: agent.invoke(question)),
+        budget=micros(lambda: shaped.invoke(question)),
     )
     inner, texts = Vectors(), ["abc"] * 10
     report(

@@ -43,7 +43,7 @@ def test_each_call_of_the_model_is_charged_what_it_used(do, budget, used, clock)
     assert clock.now() == pytest.approx(0.1)
 
 
-def test_an_agent_may_have_several_limits_and_each_of_them_once(do, budget, used, policy, clock):
+def test_an_agent_may_have_several_limits_but_each_only_once(do, budget, used, policy, clock):
     limits = [shaped_middleware(policy("1/s", name="account")), shaped_middleware(budget)]
     agent = create_agent(Looking(), [look], middleware=limits)
     do.call(agent, "invoke", ASK)
@@ -98,8 +98,8 @@ def test_a_policy_bounds_the_calls_in_flight(policy):
 def test_the_estimate_has_the_system_prompt_the_tools_and_the_bound(clock):
     seen = []
 
-    def estimate(**asked):
-        seen.append(asked)
+    def estimate(**request):
+        seen.append(request)
         return 10
 
     with closing(LLMBudget(tokens="60k/min", estimate=estimate, clock=clock)) as budget:
@@ -107,17 +107,17 @@ def test_the_estimate_has_the_system_prompt_the_tools_and_the_bound(clock):
         agent = create_agent(Chat(max_tokens=33), [look], system_prompt="be", middleware=middleware)
         picture = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
         agent.invoke({"messages": [HumanMessage(["see", picture])]})
-    [asked] = seen
-    assert asked["max_tokens"] == 33
-    assert asked["messages"] == [
+    [request] = seen
+    assert request["max_tokens"] == 33
+    assert request["messages"] == [
         {"role": "system", "content": "be"},
         {"role": "human", "content": ["see", {"type": "image", "data": "AAAA", "mime_type": "image/png"}]},
     ]
-    [tool] = asked["tools"]
+    [tool] = request["tools"]
     assert (tool["name"], tool["description"]) == ("look", "Look at what is there.")
     assert tool["parameters"]["where"]["type"] == "string"
 
 
-def test_what_is_no_limit_is_refused():
+def test_an_argument_that_is_no_limit_is_refused():
     with pytest.raises(ConfigError, match="LLMBudget"):
         shaped_middleware("10/s")

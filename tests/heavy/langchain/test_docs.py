@@ -43,7 +43,7 @@ def test_the_page_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("name", langchain.__all__)
-def test_a_public_name_is_in_the_reference_and_says_what_it_is(name):
+def test_a_public_name_is_in_the_reference_and_has_a_docstring(name):
     reference = (DOCS / "reference" / "integrations.md").read_text("utf-8")
     assert f"::: shapekit.integrations.langchain.{name}\n" in reference
     assert getattr(langchain, name).__doc__

@@ -36,7 +36,7 @@ def test_the_length_of_the_texts_is_charged(do, budget, used):
     assert used() == 32
 
 
-def test_nothing_is_asked_for_no_texts(do, budget, used):
+def test_no_texts_make_no_call(do, budget, used):
     assert do.call(ShapedEmbeddings(Vectors(), budget), "embed_documents", []) == []
     assert used() == 0
 
@@ -52,7 +52,7 @@ def test_a_refusal_costs_no_tokens_and_holds_all_calls(do, budget, used, clock):
     assert clock.now() >= 30
 
 
-def test_a_permit_comes_back_whatever_happens(do, policy):
+def test_a_permit_comes_back_after_an_error_or_a_cancellation(do, policy):
     inner = Vectors()
     embeddings = ShapedEmbeddings(inner, policy("1000/s", concurrency=1))
     inner.errors += [ValueError(), asyncio.CancelledError()]

@@ -38,14 +38,14 @@ def test_calls_wait_for_a_policy(do, clock, policy):
 
 
 def test_a_call_that_would_wait_too_long_is_refused_and_not_made(do, policy):
-    model = Chat(rate_limiter=ShapedRateLimiter(policy("1/s", max_wait=0)), asked=[])
+    model = Chat(rate_limiter=ShapedRateLimiter(policy("1/s", max_wait=0)), questions=[])
     do.call(model, "invoke", "why?")
     with pytest.raises(QueueFullError):
         do.call(model, "invoke", "why?")
-    assert model.asked == ["why?"]
+    assert model.questions == ["why?"]
 
 
-def test_not_blocking_is_now_or_not(do, clock, policy):
+def test_a_non_blocking_call_is_refused_unless_it_may_leave_now(do, clock, policy):
     limiter = ShapedRateLimiter(policy("1/s"))
     assert [do.call(limiter, "acquire", blocking=False) for _ in range(2)] == [True, False]
     assert do.call(limiter, "acquire") is True
@@ -66,7 +66,7 @@ def test_calls_in_flight_cannot_be_bounded(policy):
         ShapedRateLimiter(policy("1/s", concurrency=2))
 
 
-def test_what_is_no_limit_is_refused():
+def test_an_argument_that_is_no_limit_is_refused():
     with pytest.raises(ConfigError, match="LLMBudget"):
         ShapedRateLimiter("10/s")
 
@@ -79,8 +79,8 @@ def test_a_call_is_charged_what_it_used(do, limiter, used):
     assert used() == TOKENS
 
 
-def test_a_call_reserves_what_it_asks(do, clock):
-    # 100 to be answered with, and one that would have to wait for a minute.
+def test_a_call_reserves_its_prompt_and_its_longest_answer(do, clock):
+    # 100 tokens for the answer leave none for the prompt, and the second call would wait for a minute.
     with closing(LLMBudget(tokens="100/min", clock=clock)) as budget:
         limiter = ShapedRateLimiter(budget)
         with pytest.raises(CostExceedsLimitError):
@@ -122,7 +122,7 @@ def test_several_lists_of_messages_are_several_calls(do, limiter, used, clock):
     assert clock.now() == pytest.approx(0.2)
 
 
-def test_each_of_several_lists_reserves_what_it_asks(do, limiter, used):
+def test_each_of_several_lists_reserves_its_own_estimate(do, limiter, used):
     reserved = []
 
     class Noting(Chat):
@@ -135,15 +135,15 @@ def test_each_of_several_lists_reserves_what_it_asks(do, limiter, used):
     assert reserved[1] - reserved[0] < 100
 
 
-def test_of_several_lists_one_that_is_refused_takes_no_charge_of_another_back(do, clock):
+def test_the_refusal_of_one_of_several_lists_gives_back_no_charge_of_another(do, clock):
     limits = {"requests": "1/s burst 1", "tokens": "60k/min", "tokens_per_day": 1000, "max_wait": 0}
     with closing(LLMBudget(**limits, clock=clock)) as it:
-        model = model_of(ShapedRateLimiter(it), asked=[])
+        model = model_of(ShapedRateLimiter(it), questions=[])
         with pytest.raises(QueueFullError):
             do.call(model, "generate", [[HumanMessage(text)] for text in "ab"])
-        assert model.asked == ["a"]
+        assert model.questions == ["a"]
         assert it.quotas()[0].used >= TOKENS
-    langchain._RUNS._open.clear()  # in its synchronous form, LangChain does not tell the end of the first
+    langchain._RUNS._open.clear()  # in its synchronous form, LangChain does not report the end of the first
 
 
 def test_a_cached_answer_takes_nothing(do, limiter, used, clock):
@@ -159,7 +159,7 @@ def test_each_retry_is_a_call(do, limiter, used, clock):
     model = model_of(limiter, errors=[ValueError(), ValueError()])
     do.call(model.with_retry(wait_exponential_jitter=False, stop_after_attempt=3), "invoke", "why?")
     assert clock.now() == pytest.approx(0.2)
-    assert used() > 200  # of the two that failed nobody knows what they used
+    assert used() > 200  # the usage of the two that failed is unknown
 
 
 def test_a_refused_call_costs_no_tokens(do, limiter, used):
@@ -183,10 +183,10 @@ def test_a_call_that_waits_too_long_costs_nothing(do, clock):
 
 
 def test_a_call_without_an_estimate_is_refused(do, limiter, used):
-    model = Chat(rate_limiter=limiter, asked=[])
+    model = Chat(rate_limiter=limiter, questions=[])
     with pytest.raises(ConfigError, match=r"callbacks=\[limiter.handler\]"):
         do.call(model, "invoke", "why?")
-    assert (model.asked, used()) == ([], 0)
+    assert (model.questions, used()) == ([], 0)
 
 
 def test_a_model_in_a_chain_takes_its_handler_from_the_call(do, limiter, used):
@@ -206,8 +206,8 @@ def test_two_limiters_count_their_own_calls(do, limiter, used, clock):
 def test_the_estimate_has_the_texts_and_the_bound(clock):
     seen = []
 
-    def estimate(**asked):
-        seen.append(asked)
+    def estimate(**request):
+        seen.append(request)
         return 10
 
     with closing(LLMBudget(tokens="60k/min", estimate=estimate, clock=clock)) as budget:
@@ -217,9 +217,9 @@ def test_the_estimate_has_the_texts_and_the_bound(clock):
             [SystemMessage("be"), HumanMessage(["see", picture]), AIMessage("", tool_calls=[call])],
             stop=["x"],
         )
-    [asked], url = seen, "data:image/png;base64,AAAA"  # which counts as a picture
-    assert asked["max_tokens"] == 33
-    assert asked["messages"] == [
+    [request], url = seen, "data:image/png;base64,AAAA"  # which counts as a picture
+    assert request["max_tokens"] == 33
+    assert request["messages"] == [
         {"role": "system", "content": "be"},
         {"role": "human", "content": ["see", {"type": "image_url", "image_url": {"url": url}}]},
         {"role": "ai", "content": "", "tool_calls": [("look", {"at": 1})]},
@@ -258,11 +258,11 @@ def test_a_cancelled_call_keeps_its_reservation_and_no_messages(limiter, used):
     gc.collect()
     assert gone() is None
     assert used() > 100
-    assert len(langchain._RUNS._open) == 1  # LangChain never tells its end
+    assert len(langchain._RUNS._open) == 1  # LangChain never reports its end
     langchain._RUNS._open.clear()
 
 
-def test_of_runs_without_an_end_the_oldest_are_forgotten(limiter, monkeypatch):
+def test_the_oldest_runs_without_an_end_are_forgotten(limiter, monkeypatch):
     monkeypatch.setattr("shapekit._adapters.model_calls._MOST_OPEN", 3)
     for number in range(10):
         limiter.handler.on_chat_model_start({}, [[HumanMessage("why?")]], run_id=number)

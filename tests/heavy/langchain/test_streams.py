@@ -1,4 +1,4 @@
-"""Streams that end before they have told their usage: they are settled at what was seen, however they end."""
+"""Streams that end before their usage are settled at what was seen, however they end."""
 
 import asyncio
 from contextlib import suppress
@@ -37,7 +37,7 @@ def made(clock):
 
 @pytest.fixture
 def used(afterwards):
-    """How many tokens a model's budget is charged."""
+    """The number of tokens that a model's budget is charged."""
 
     def count(model):
         afterwards()
@@ -49,7 +49,7 @@ def used(afterwards):
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 @pytest.mark.parametrize("form", ["sync", "asyncio"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stream_that_did_not_tell_costs_what_was_seen(made, used, form, way, on_abort):
+def test_a_stream_that_ends_before_its_usage_costs_what_was_seen(made, used, form, way, on_abort):
     model = made(on_abort, errors=[ConnectionResetError()] if way == "lost" else [])
     with suppress(LookupError, ConnectionResetError):
         if form == "sync":
@@ -71,7 +71,7 @@ def test_a_cancelled_stream_costs_what_was_seen(made, used, on_abort):
     assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
 
 
-def test_a_stream_that_ends_and_tells_nothing_costs_what_was_seen(made, used, do):
+def test_a_complete_stream_without_a_usage_costs_what_was_seen(made, used, do):
     model = made()
     assert len(do.stream(model, "stream", "why?")) >= 3
     assert used(model) == SEEN + 1
@@ -89,13 +89,13 @@ def test_a_stream_that_fails_before_its_first_piece_keeps_its_reservation(made, 
     assert used(model) == RESERVED
 
 
-def test_thoughts_arguments_of_tools_and_what_pieces_add_to_the_usage_are_seen(made, used):
-    told = {"input_tokens": 50, "output_tokens": 0, "total_tokens": 50}
+def test_thoughts_and_tool_arguments_and_usage_in_pieces_are_seen(made, used):
+    usage = {"input_tokens": 50, "output_tokens": 0, "total_tokens": 50}
     more = {"input_tokens": 0, "output_tokens": 9, "total_tokens": 9}
     call = {"name": "look", "args": "four five", "id": "1", "index": 0, "type": "tool_call_chunk"}
 
     answer = [
-        AIMessageChunk([{"type": "thinking", "thinking": "one two "}], usage_metadata=told),
+        AIMessageChunk([{"type": "thinking", "thinking": "one two "}], usage_metadata=usage),
         AIMessageChunk("", additional_kwargs={"reasoning_content": "three "}),
         AIMessageChunk("", tool_call_chunks=[call]),
         AIMessageChunk("", usage_metadata=more),

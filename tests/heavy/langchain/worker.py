@@ -1,4 +1,4 @@
-"""A worker of a fleet that asks OpenAI's chat model of LangChain.
+"""A worker of a fleet that calls OpenAI's chat model of LangChain.
 
 KIND is how it is limited: "shaped", or by LangChain's own limiter: "own" (each worker has the whole rate) or
 "divided" (each has a third of it).
@@ -26,7 +26,7 @@ def model(kind, url, store):
         limiter = ShapedRateLimiter(budget(store))
         return ChatOpenAI(rate_limiter=limiter, callbacks=[limiter.handler], **options)
     rate = PER_S if kind == "own" else PER_S / WORKERS
-    # It polls; ten times a second, as it does by itself, five threads would not reach the rate.
+    # It polls; ten times a second, its default, five threads would not reach the rate.
     limiter = InMemoryRateLimiter(requests_per_second=rate, check_every_n_seconds=0.01)
     return ChatOpenAI(rate_limiter=limiter, **options)
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-# LiteLLM would ask the internet for prices while it is imported.
+# LiteLLM would fetch prices from the internet while it is imported.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
@@ -16,7 +16,7 @@ from ...crew import PATIENCE_S
 from .server import Server
 
 RESERVED = 108
-"""What a question as `ask` asks it reserves: the prompt, and a hundred tokens for the answer."""
+"""The tokens that a question of `ask` reserves: the prompt, and a hundred for the answer."""
 
 
 @pytest.fixture
@@ -27,24 +27,24 @@ def server():
 
 @pytest.fixture
 def budget(clock):
-    """Makes a budget on the test's clock, whose quota says what was used."""
+    """Makes a budget on the test's clock, whose quota shows what was used."""
     return lambda **options: LLMBudget(
         **{"requests": "10/s burst 1", "tokens": "90k/min", "tokens_per_day": "1M", "clock": clock, **options}
     )
 
 
 @pytest.fixture
-def shape(monkeypatch, heard):
+def shape(monkeypatch, last_callback):
     """Registers a budget with LiteLLM for one test."""
     litellm.suppress_debug_info = True
 
     def registered(budget, **options):
         calls = ShapedCalls(budget, **options)
-        monkeypatch.setattr(litellm, "callbacks", [calls, heard])
+        monkeypatch.setattr(litellm, "callbacks", [calls, last_callback])
         return calls
 
     yield registered
-    # It keeps them elsewhere, too, one of each class.
+    # LiteLLM keeps callbacks elsewhere, too, one of each class.
     litellm.logging_callback_manager._reset_all_callbacks()
 
 
@@ -62,18 +62,18 @@ def question(server):
 
 
 @pytest.fixture
-def told(heard):
-    """Waits until LiteLLM has told its callbacks how a call ended, which it does later."""
-    return lambda: asyncio.wait_for(heard.came.acquire(), PATIENCE_S)
+def callbacks_done(last_callback):
+    """Waits until LiteLLM has run its callbacks after a call, which it does later."""
+    return lambda: asyncio.wait_for(last_callback.came.acquire(), PATIENCE_S)
 
 
 @pytest.fixture
-def heard():
-    return Heard()
+def last_callback():
+    return LastCallback()
 
 
-class Heard(CustomLogger):
-    """The callback that is told last."""
+class LastCallback(CustomLogger):
+    """The callback that runs last."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Heard(CustomLogger):
 
 
 def pytest_collection_modifyitems(items):
-    """What LiteLLM's own models are warned of by pydantic is none of our business."""
+    """Ignore the warnings of pydantic about LiteLLM's own models."""
     for item in items:
         if "heavy/litellm" in item.nodeid:
             item.add_marker(pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning"))

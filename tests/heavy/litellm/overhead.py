@@ -2,7 +2,7 @@
 
 import os
 
-# LiteLLM would ask the internet for prices while it is imported.
+# LiteLLM would fetch prices from the internet while it is imported.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
@@ -32,5 +32,5 @@ def shaped():
 
 
 if __name__ == "__main__":
-    # A callback that does nothing costs as much as LiteLLM's calling it.
+    # A callback that does nothing costs as much as LiteLLM's call of it.
     report("LiteLLM", unheard(), budget=shaped())

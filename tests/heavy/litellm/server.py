@@ -1,4 +1,4 @@
-"""A loopback server that answers as OpenAI does: what `answers` holds, then with ten tokens for twenty."""
+"""A loopback server that answers as OpenAI does: first the items of `answers`, then ten tokens for twenty."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ TOTAL = USAGE["total_tokens"]
 
 
 def refused(status, **headers):
-    """An answer without a model's: a status, and what its headers say."""
+    """An answer other than a completion: a status, and its headers."""
     return status, {name.replace("_", "-"): value for name, value in headers.items()}
 
 
@@ -21,23 +21,25 @@ class Server(LoopbackServer):
     def __init__(self):
         super().__init__()
         self.answers = deque()
-        self.asked = []
+        self.requests = []
         """The bodies of the requests."""
         self.pieces = None
         """How many pieces of a stream are sent before the connection is lost, once `cut` is set."""
         self.cut = threading.Event()
         self.usage = USAGE
-        """The usage that answers tell."""
+        """The usage in answers."""
         self.unasked = None
-        """The usage that streams tell without being asked."""
+        """The usage that streams contain without the option that requests it."""
 
     def answer(self, headers, body):
-        asked = json.loads(body)
-        self.asked.append(asked)
-        status, told = self.answers.popleft() if self.answers else (200, {})
-        said = _body(asked, self.usage, self.unasked) if status == 200 else '{"error": {"message": "no"}}'
-        kind = "text/event-stream" if said.startswith("data:") else "application/json"
-        return status, {"Content-Type": kind, **told}, said.encode()
+        request = json.loads(body)
+        self.requests.append(request)
+        status, fields = self.answers.popleft() if self.answers else (200, {})
+        content = (
+            _body(request, self.usage, self.unasked) if status == 200 else '{"error": {"message": "no"}}'
+        )
+        kind = "text/event-stream" if content.startswith("data:") else "application/json"
+        return status, {"Content-Type": kind, **fields}, content.encode()
 
     def send(self, handler, body):
         if self.pieces is None or not body.startswith(b"data:"):
@@ -52,20 +54,20 @@ class Server(LoopbackServer):
         super().__exit__()
 
 
-def _body(asked, told, unasked):
-    said = {"id": "1", "created": 1, "model": asked["model"]}
-    if not asked.get("stream"):
+def _body(request, usage_, unasked):
+    answer = {"id": "1", "created": 1, "model": request["model"]}
+    if not request.get("stream"):
         message = {"role": "assistant", "content": "because"}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return json.dumps({**said, "object": "chat.completion", "choices": [choice], "usage": told})
-    said["object"] = "chat.completion.chunk"
+        return json.dumps({**answer, "object": "chat.completion", "choices": [choice], "usage": usage_})
+    answer["object"] = "chat.completion.chunk"
     words = [
         {"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": None} for word in "abc"
     ]
     chunks = [
-        {**said, "choices": [each]} for each in (*words, {"index": 0, "delta": {}, "finish_reason": "stop"})
+        {**answer, "choices": [each]} for each in (*words, {"index": 0, "delta": {}, "finish_reason": "stop"})
     ]
-    usage = told if (asked.get("stream_options") or {}).get("include_usage") else unasked
+    usage = usage_ if (request.get("stream_options") or {}).get("include_usage") else unasked
     if usage is not None:
-        chunks.append({**said, "choices": [], "usage": usage})
+        chunks.append({**answer, "choices": [], "usage": usage})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

@@ -23,7 +23,7 @@ def used(budget, key=MODEL):
     return day.used
 
 
-def test_an_attempt_takes_its_tokens_and_settles_what_its_answer_says(budget, shape, question, clock):
+def test_an_attempt_takes_its_tokens_and_settles_the_usage_of_its_answer(budget, shape, question, clock):
     limits = budget()
     shape(limits)
 
@@ -46,7 +46,7 @@ def test_an_answer_without_a_usage_is_charged_as_reserved(budget, shape, questio
     assert used(limits) == RESERVED
 
 
-def test_what_is_passed_by_position_counts_too(budget, shape, question, server):
+def test_positional_arguments_count_too(budget, shape, question, server):
     limits = budget()
     shape(limits)
     server.gate.clear()
@@ -81,7 +81,7 @@ def test_a_wait_beyond_max_wait_is_refused_before_it_is_sent(budget, shape, ques
     assert error.response.headers["retry-after"] == "60"  # a router leaves the deployment out no longer
     assert (error.status_code, error.code, error.max_wait) == (429, "queue_full", 1)
     assert pickle.loads(pickle.dumps(error)).retry_after == error.retry_after
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     assert used(limits) == TOTAL
 
 
@@ -92,7 +92,7 @@ def test_a_refused_call_is_not_sent_as_a_retry(budget, shape, question, server, 
         question["input"] = question.pop("messages")
     with pytest.raises(CostExceedsLimitError):
         asyncio.run(ask(**question, num_retries=2))
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_a_call_with_fallbacks_takes_what_its_attempts_take(budget, shape, question, server):
@@ -101,7 +101,7 @@ def test_a_call_with_fallbacks_takes_what_its_attempts_take(budget, shape, quest
     server.answers.append(refused(429, retry_after="60"))
     asyncio.run(litellm.acompletion(**question, fallbacks=["openai/other"]))
     assert [used(limits), used(limits, "openai/other")] == [0, TOTAL]
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_a_call_that_is_larger_than_the_budget_is_a_bad_request(budget, shape, question, server):
@@ -110,7 +110,7 @@ def test_a_call_that_is_larger_than_the_budget_is_a_bad_request(budget, shape, q
         asyncio.run(litellm.acompletion(**question))
     assert isinstance(caught.value, litellm.BadRequestError)
     assert caught.value.code == "cost_exceeds_limit"
-    assert not server.asked
+    assert not server.requests
 
 
 def test_a_refusal_by_the_server_holds_the_key_and_costs_no_tokens(budget, shape, question, server, clock):
@@ -137,14 +137,16 @@ def test_an_error_of_the_server_keeps_the_reservation(budget, shape, question, s
     assert used(limits) == RESERVED
 
 
-def test_an_answer_that_tells_of_too_few_tokens_holds_the_next_call(budget, shape, question, server, clock):
+def test_an_answer_whose_headers_show_too_few_tokens_holds_the_next_call(
+    budget, shape, question, server, clock
+):
     shape(budget())
-    told = {
+    fields = {
         "x_ratelimit_limit_tokens": 1000,
         "x_ratelimit_remaining_tokens": 0,
         "x_ratelimit_reset_tokens": "60s",
     }
-    server.answers.append(refused(200, **told))
+    server.answers.append(refused(200, **fields))
 
     async def ask():
         for _ in range(2):
@@ -168,7 +170,7 @@ def test_a_cancelled_wait_takes_nothing(budget, shape, question, server, until_a
             await waiting
 
     asyncio.run(ask())
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     assert used(limits) == TOTAL
 
 
@@ -210,6 +212,6 @@ def test_a_synchronous_call_is_wrapped(budget, question, server, clock):
     assert used(limits, "default") == 4 * TOTAL
 
 
-def test_a_budget_has_to_be_one():
+def test_an_argument_that_is_no_budget_is_refused():
     with pytest.raises(ConfigError, match="is not an LLMBudget"):
         ShapedCalls("500/min")

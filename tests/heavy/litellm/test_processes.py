@@ -39,10 +39,10 @@ class TestLiteLLM(StrictFleet):
             read = len(QUESTION) // 3
             usage = litellm.Usage(prompt_tokens=read, completion_tokens=most, total_tokens=read + most)
             messages = [{"role": "user", "content": question}]
-            answer, told = litellm.ModelResponse(usage=usage), {}
+            answer, metadata = litellm.ModelResponse(usage=usage), {}
             await litellm.acompletion(
-                "openai/some", messages, max_tokens=most, mock_response=answer, metadata=told
+                "openai/some", messages, max_tokens=most, mock_response=answer, metadata=metadata
             )
-            return told["left"]
+            return metadata["left"]
 
         return ask

@@ -21,7 +21,7 @@ USAGE = {"include_usage": True}
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 @pytest.mark.parametrize("options", [USAGE, None])
-def test_a_stream_settles_what_is_told_at_its_end(budget, shape, question, told, options, on_abort):
+def test_a_stream_settles_the_usage_at_its_end(budget, shape, question, callbacks_done, options, on_abort):
     limits = budget(on_abort=on_abort)
     shape(limits)
 
@@ -30,7 +30,7 @@ def test_a_stream_settles_what_is_told_at_its_end(budget, shape, question, told,
         assert used(limits) == RESERVED
         async for _ in stream:
             pass
-        await told()
+        await callbacks_done()
 
     asyncio.run(ask())
     if options:
@@ -41,8 +41,8 @@ def test_a_stream_settles_what_is_told_at_its_end(budget, shape, question, told,
         assert used(limits) == RESERVED
 
 
-def test_what_a_stream_has_read_from_a_cache_costs_less_also_where_it_tells_unasked(
-    budget, shape, question, server, told
+def test_cached_tokens_of_a_stream_cost_less_also_where_the_server_sends_its_usage_unrequested(
+    budget, shape, question, server, callbacks_done
 ):
     server.unasked = {
         "prompt_tokens": 1_000,
@@ -57,7 +57,7 @@ def test_what_a_stream_has_read_from_a_cache_costs_less_also_where_it_tells_unas
     async def ask():
         async for _ in await litellm.acompletion(**question, stream=True):
             pass
-        await told()
+        await callbacks_done()
 
     asyncio.run(ask())
     [day] = limits.spending(MODEL)
@@ -65,7 +65,9 @@ def test_what_a_stream_has_read_from_a_cache_costs_less_also_where_it_tells_unas
 
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
-def test_a_stream_that_is_lost_settles_what_was_seen(budget, shape, question, server, told, on_abort):
+def test_a_stream_that_is_lost_settles_what_was_seen(
+    budget, shape, question, server, callbacks_done, on_abort
+):
     limits = budget(on_abort=on_abort)
     calls = shape(limits)
     server.pieces = 2
@@ -76,7 +78,7 @@ def test_a_stream_that_is_lost_settles_what_was_seen(budget, shape, question, se
         with pytest.raises(MidStreamFallbackError):
             async for _ in stream:
                 pass
-        await told()
+        await callbacks_done()
 
     asyncio.run(ask())
     if on_abort == "seen":
@@ -120,7 +122,7 @@ async def read(stream, way, came):
 
 @pytest.mark.parametrize("way", ["left", "closed", "raised in", "cancelled", "lost"])
 @pytest.mark.parametrize("by", ["litellm", "router"])
-def test_a_wrapped_stream_that_does_not_tell_costs_what_was_seen(
+def test_a_wrapped_stream_that_ends_before_its_usage_costs_what_was_seen(
     budget, question, server, afterwards, way, by
 ):
     limits = budget()
@@ -133,8 +135,8 @@ def test_a_wrapped_stream_that_does_not_tell_costs_what_was_seen(
         if by == "router":
             params = {"model": MODEL, "api_base": server.url, "api_key": "none"}
             ask = litellm.Router([{"model_name": MODEL, "litellm_params": params}], num_retries=0).acompletion
-        asked = {name: question[name] for name in ("model", "messages", "max_tokens")}
-        stream = await limits.wrap(ask)(**(question if by == "litellm" else asked), stream=True)
+        arguments = {name: question[name] for name in ("model", "messages", "max_tokens")}
+        stream = await limits.wrap(ask)(**(question if by == "litellm" else arguments), stream=True)
         came = asyncio.Event()
         task = asyncio.create_task(read(stream, way, came))
         await asyncio.wait_for(came.wait(), PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A worker of a fleet that asks a model by LiteLLM.
+"""A worker of a fleet that calls a model through LiteLLM.
 
 KIND is how it is limited: "shaped", or "router": by the limits of LiteLLM's router, shared over Redis.
 """
@@ -11,7 +11,7 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-# LiteLLM would ask the internet for prices while it is imported.
+# LiteLLM would fetch prices from the internet while it is imported.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
@@ -23,11 +23,11 @@ from ...llm.fleet import budget, work
 from ...llm.provider import PER_WINDOW, REQUESTS_PER_WINDOW, WINDOW_S
 
 PAUSE_S = 0.05
-"""How long a caller waits whom the router has refused: it says "a minute", whatever is left of it."""
+"""Seconds that a caller waits after a refusal by the router, which says "a minute", whatever is left."""
 
 
 class Window(dt.datetime):
-    """A minute of theirs is a window of the server's here, for nobody waits for minutes."""
+    """The router's minute is a window of the server here, so that no test waits for minutes."""
 
     def strftime(self, form):
         return str(int(self.timestamp() // WINDOW_S))

@@ -10,7 +10,7 @@ __all__ = ["budget", "do"]
 
 @pytest.fixture
 def used(budget):
-    """How many tokens are charged, once all that was left to threads is done."""
+    """The number of tokens that are charged, once all threads have finished their work."""
 
     def count():
         all_done()
@@ -26,13 +26,13 @@ def limiter(budget):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
-    """No run is remembered that is over."""
+    """Asserts that no finished run is remembered."""
     yield
     left, llama_index._RUNS._open = llama_index._RUNS._open, {}
     assert left == {}
 
 
 def all_done():
-    """All that was left to threads is done."""
+    """Waits until all work that was left to threads is done."""
     llama_index._threads().shutdown()
     llama_index._threads.cache_clear()

@@ -1,4 +1,4 @@
-"""Models of LlamaIndex that ask nobody, and tell what they used."""
+"""Models of LlamaIndex that call no server, and report a usage."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from pydantic import Field
 
 RAW = {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
 TOKENS = 7
-"""What a call uses."""
+"""The usage of a call."""
 
 
 class Answering(LLM):
@@ -30,8 +30,8 @@ class Answering(LLM):
     def metadata(self):
         return LLMMetadata(model_name="some")
 
-    def _called(self, asked):
-        self.calls.append(asked)
+    def _called(self, question):
+        self.calls.append(question)
         if self.errors:
             raise self.errors.pop(0)
 
@@ -72,18 +72,18 @@ class Answering(LLM):
     async def astream_complete(self, prompt, formatted=False, **kwargs):
         return self._later(self._completion(prompt))
 
-    def _chat(self, asked):
-        for text, piece, raw in self._pieces(asked):
+    def _chat(self, question):
+        for text, piece, raw in self._pieces(question):
             yield ChatResponse(message=ChatMessage(text), delta=piece, raw=raw)
 
-    def _completion(self, asked):
-        for text, piece, raw in self._pieces(asked):
+    def _completion(self, question):
+        for text, piece, raw in self._pieces(question):
             yield CompletionResponse(text=text, delta=piece, raw=raw)
 
-    def _pieces(self, asked):
+    def _pieces(self, question):
         for number, piece in enumerate(("ye", "s")):
             if number == self.breaks:
-                self._called(asked)
+                self._called(question)
             yield "yes"[: number + 2], piece, RAW if self.tells and number == 1 else None
 
     async def _later(self, pieces):

@@ -1,4 +1,4 @@
-"""A model of LlamaIndex that asks the server of the tests, by httpx."""
+"""A model of LlamaIndex that calls the server of the tests with httpx."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ class Model(CustomLLM):
 
     @llm_completion_callback()
     def complete(self, prompt, formatted=False, **kwargs):
-        asked = {"prompt": prompt, "max_tokens": self.max_tokens, **kwargs}
-        answer = self._client.post(f"{self.url}/completions", json=asked)
+        request = {"prompt": prompt, "max_tokens": self.max_tokens, **kwargs}
+        answer = self._client.post(f"{self.url}/completions", json=request)
         answer.raise_for_status()
         return CompletionResponse(text="because", raw=answer.json())
 

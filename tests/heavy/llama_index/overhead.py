@@ -7,9 +7,12 @@ from . import fakes
 
 if __name__ == "__main__":
     bare, embedding = fakes.Answering(), fakes.Vectors()
-    asked = [fakes.ChatMessage("why?")]
-    # Its handlers are added with the first limiter: until then nothing of shapekit is called.
-    without, embedded = micros(lambda: bare.chat(asked)), micros(lambda: embedding.get_text_embedding("abc"))
+    messages = [fakes.ChatMessage("why?")]
+    # The first limiter adds its handlers: until then no code of shapekit runs.
+    without, embedded = (
+        micros(lambda: bare.chat(messages)),
+        micros(lambda: embedding.get_text_embedding("abc")),
+    )
 
     paced = fakes.Answering(rate_limiter=ShapedRateLimiter(POLICY))
     counted = fakes.Answering(rate_limiter=ShapedRateLimiter(BUDGET))
@@ -17,7 +20,7 @@ if __name__ == "__main__":
     report(
         "LlamaIndex, chat model",
         without,
-        policy=micros(lambda: paced.chat(asked)),
-        budget=micros(lambda: counted.chat(asked)),
+        policy=micros(lambda: paced.chat(messages)),
+        budget=micros(lambda: counted.chat(messages)),
     )
     report("LlamaIndex, embedding", embedded, budget=micros(lambda: embedding.get_text_embedding("abc")))

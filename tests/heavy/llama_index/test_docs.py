@@ -23,7 +23,7 @@ def test_the_page_runs():
 
 
 @pytest.mark.parametrize("name", llama_index.__all__)
-def test_a_public_name_is_in_the_reference_and_says_what_it_is(name):
+def test_a_public_name_is_in_the_reference_and_has_a_docstring(name):
     reference = (DOCS / "reference" / "integrations.md").read_text("utf-8")
     assert f"::: shapekit.integrations.llama_index.{name}\n" in reference
     assert getattr(llama_index, name).__doc__

@@ -29,7 +29,7 @@ ASK = [ChatMessage("why?")]
 CALLS = [("chat", ASK), ("complete", "why?")]
 STREAMS = [("stream_chat", ASK), ("stream_complete", "why?")]
 UNREAD = 100
-"""What is reserved for an answer."""
+"""The tokens that are reserved for an answer."""
 
 
 # requests
@@ -56,7 +56,7 @@ def test_calls_in_flight_cannot_be_bounded(policy):
         ShapedRateLimiter(policy("1/s", concurrency=2))
 
 
-def test_what_is_no_limit_is_refused():
+def test_an_argument_that_is_no_limit_is_refused():
     with pytest.raises(ConfigError, match="LLMBudget"):
         ShapedRateLimiter("10/s")
 
@@ -81,7 +81,7 @@ def test_a_call_is_charged_what_it_used(do, limiter, used, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_reserves_what_it_asks(do, clock, call):
+def test_a_call_reserves_its_prompt_and_its_longest_answer(do, clock, call):
     with closing(LLMBudget(tokens="100/min", clock=clock)) as budget:
         limiter = ShapedRateLimiter(budget)
         with pytest.raises(CostExceedsLimitError):
@@ -97,7 +97,7 @@ def test_a_stream_is_charged_when_it_has_ended(do, limiter, used, call):
     assert used() == TOKENS
 
 
-def test_of_a_method_that_hands_on_the_stream_of_another_nothing_is_remembered(do, limiter, used):
+def test_a_method_that_returns_the_stream_of_another_leaves_no_run_behind(do, limiter, used):
     assert do.stream(Answering(rate_limiter=limiter), "stream", PromptTemplate("why?")) == ["ye", "s"]
     assert used() == TOKENS
     assert llama_index._RUNS._open == {}
@@ -150,8 +150,8 @@ def test_threads_do_not_mix_up_their_runs(limiter, used):
 def test_the_estimate_has_the_texts_and_the_bound(clock):
     seen = []
 
-    def estimate(**asked):
-        seen.append(asked)
+    def estimate(**request):
+        seen.append(request)
         return 10
 
     with closing(LLMBudget(tokens="60k/min", estimate=estimate, clock=clock)) as budget:
@@ -159,14 +159,14 @@ def test_the_estimate_has_the_texts_and_the_bound(clock):
         blocks = [TextBlock(text="see"), ImageBlock(image=b"AAAA")]
         model.chat([ChatMessage("be", role="system"), ChatMessage(blocks=blocks)])
         model.complete("why?", max_tokens=44)
-    assert [(asked["max_tokens"], asked["prompt"]) for asked in seen] == [(33, None), (44, "why?")]
+    assert [(request["max_tokens"], request["prompt"]) for request in seen] == [(33, None), (44, "why?")]
     assert seen[0]["messages"] == [
         {"role": "system", "content": ["be"]},
         {"role": "user", "content": ["see", {"data": ""}]},
     ]
 
 
-def test_tokens_count_where_no_model_of_llama_index_calls(limiter, used):
+def test_tokens_may_be_acquired_outside_of_models(limiter, used):
     limiter.acquire(50)
     asyncio.run(limiter.async_acquire(20))
     assert used() == 70
@@ -272,7 +272,7 @@ def test_a_stream_that_is_never_read_keeps_its_reservation(limiter, used):
     del stream
     gc.collect()
     assert used() > UNREAD
-    llama_index._RUNS._open.clear()  # LlamaIndex never tells its end
+    llama_index._RUNS._open.clear()  # LlamaIndex never reports its end
 
 
 def test_a_budget_on_redis_is_settled_before_the_program_ends():
@@ -301,7 +301,7 @@ def test_an_answer_is_given_though_the_store_is_gone_when_it_is_settled(do, cloc
     store = FaultyStore(MemoryStore(clock=clock))
 
     class Gone(Answering):
-        def _called(self, asked):
+        def _called(self, request):
             store.down = True
 
     with closing(LLMBudget(tokens="60k/min", store=store, name="some")) as budget:

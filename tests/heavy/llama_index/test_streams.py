@@ -1,4 +1,4 @@
-"""Streams that end before they have told their usage: they are settled at what was seen, however they end."""
+"""Streams that end before their usage are settled at what was seen, however they end."""
 
 import asyncio
 from contextlib import suppress
@@ -37,7 +37,7 @@ def made(clock):
 
 @pytest.fixture
 def used(afterwards):
-    """How many tokens a model's budget is charged."""
+    """The number of tokens that a model's budget is charged."""
 
     def count(model):
         all_done()
@@ -48,20 +48,20 @@ def used(afterwards):
 
 
 async def aread(model, call, way):
-    name, asked = call
-    await aleave(await getattr(model, f"a{name}")(asked), way, PIECES)
+    name, prompt = call
+    await aleave(await getattr(model, f"a{name}")(prompt), way, PIECES)
 
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 @pytest.mark.parametrize("form", ["sync", "asyncio"])
 @pytest.mark.parametrize("call", STREAMS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stream_that_did_not_tell_costs_what_was_seen(made, used, form, call, way, on_abort):
+def test_a_stream_that_ends_before_its_usage_costs_what_was_seen(made, used, form, call, way, on_abort):
     model = made(on_abort, errors=[ConnectionResetError()] if way == "lost" else [])
     with suppress(LookupError, ConnectionResetError):
         if form == "sync":
-            name, asked = call
-            leave(getattr(model, name)(asked), way, PIECES)
+            name, prompt = call
+            leave(getattr(model, name)(prompt), way, PIECES)
         else:
             asyncio.run(aread(model, call, way))
     assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
@@ -81,15 +81,15 @@ def test_a_cancelled_stream_costs_what_was_seen(made, used, call, on_abort):
 
 
 @pytest.mark.parametrize("call", STREAMS)
-def test_a_stream_that_ends_and_tells_nothing_costs_what_was_seen(made, used, do, call):
+def test_a_complete_stream_without_a_usage_costs_what_was_seen(made, used, do, call):
     model = made(tells=False)
     assert len(do.stream(model, *call)) == 2
     assert used(model) == SEEN + 1
 
 
-def test_what_the_server_sent_counts_before_the_text_that_is_made_of_it(made, used):
+def test_the_raw_answer_of_the_server_counts_before_its_text(made, used):
     class Raw(Answering):
-        def _chat(self, asked):
+        def _chat(self, prompt):
             call = SimpleNamespace(function=SimpleNamespace(arguments="four"))
             for delta in (SimpleNamespace(content="ye"), SimpleNamespace(tool_calls=[call])):
                 raw = SimpleNamespace(choices=[SimpleNamespace(delta=delta)])

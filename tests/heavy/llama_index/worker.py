@@ -22,7 +22,7 @@ def limiter(kind, store):
         return ShapedRateLimiter(budget(store))
     part = WORKERS if kind == "divided" else 1
     limits = {"requests_per_minute": REQUESTS_PER_WINDOW / part, "tokens_per_minute": PER_WINDOW / part}
-    # A minute of theirs is a window of the server's here, for nobody waits for minutes.
+    # The limiters' minute is a window of the server here, so that no test waits for minutes.
     if kind == "window":
         theirs._SLIDING_WINDOW_SECONDS = WINDOW_S
         return theirs.SlidingWindowRateLimiter(**limits)

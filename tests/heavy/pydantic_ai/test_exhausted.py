@@ -1,4 +1,4 @@
-"""An exhausted account: what is refused because of it is an error of both, on which a fallback goes on."""
+"""An exhausted account: its refusal is an error of both libraries, after which a fallback model goes on."""
 
 import asyncio
 import pickle
@@ -18,7 +18,7 @@ def refused(messages, info):
     raise SPENT
 
 
-def test_a_refusal_is_an_error_of_both(clock):
+def test_a_refusal_is_an_error_of_both_libraries(clock):
     budget = LLMBudget(requests="10/s", tokens="90k/min", max_wait="1s", clock=clock)
     agent = Agent(shaped.ShapedModel(FunctionModel(refused), budget), model_settings={"max_tokens": 100})
     with pytest.raises(ModelHTTPError):

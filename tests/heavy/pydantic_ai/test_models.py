@@ -31,21 +31,21 @@ def budget(clock):
 
 
 class Model(FunctionModel):
-    """Answers with `USED`, or raises what it is told to."""
+    """Answers with `USED`, or raises the next of its errors."""
 
     def __init__(self, *errors, name="some"):
         self.errors = list(errors)
-        self.asked = 0
+        self.calls = 0
         super().__init__(self._answer, stream_function=self._stream, model_name=name)
 
     async def _answer(self, messages, info):
-        self.asked += 1
+        self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
         return ModelResponse(parts=[TextPart("because")], usage=USED)
 
     async def _stream(self, messages, info):
-        self.asked += 1
+        self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
         for word in ("be", "cause", "!"):
@@ -57,7 +57,7 @@ def used(limits):
     return day.used
 
 
-def test_a_request_takes_its_tokens_and_settles_what_its_answer_says(budget, clock):
+def test_a_request_takes_its_tokens_and_settles_the_usage_of_its_answer(budget, clock):
     limits = budget()
     agent = Agent(ShapedModel(Model(), limits), model_settings=SETTINGS)
 
@@ -79,7 +79,7 @@ def test_a_capability_shapes_the_requests_of_a_whole_agent(budget):
     assert used(limits) == 60
 
 
-def test_what_is_reserved_are_texts_tools_and_the_most_that_may_be_answered(budget):
+def test_a_request_reserves_its_texts_and_tools_and_its_longest_answer(budget):
     limits = budget()
     agent = Agent(ShapedModel(Model(ModelAPIError("some", "gone")), limits), instructions="x" * 300)
 
@@ -121,11 +121,11 @@ def test_a_wait_beyond_max_wait_goes_to_the_next_model(budget):
     agent = Agent(FallbackModel(ShapedModel(model, limits), next_model), model_settings=SETTINGS)
     for _ in range(3):
         asyncio.run(agent.run("why?"))
-    assert (model.asked, next_model.asked) == (1, 2)
+    assert (model.calls, next_model.calls) == (1, 2)
     assert used(limits) == 30
 
 
-def test_a_refusal_is_an_error_of_both(budget):
+def test_a_refusal_is_an_error_of_both_libraries(budget):
     limits = budget(requests="1/h", max_wait="1s")
     agent = Agent(ShapedModel(Model(), limits), model_settings=SETTINGS)
     asyncio.run(agent.run("why?"))
@@ -145,8 +145,8 @@ def test_a_stream_settles_at_its_end(budget):
             assert await answer.get_output() == "because!"
             return answer.usage
 
-    told = asyncio.run(ask())
-    assert used(limits) == told.input_tokens + told.output_tokens < 100
+    usage = asyncio.run(ask())
+    assert used(limits) == usage.input_tokens + usage.output_tokens < 100
 
 
 def test_a_cancelled_wait_takes_nothing(budget, until_asleep):
@@ -163,11 +163,11 @@ def test_a_cancelled_wait_takes_nothing(budget, until_asleep):
             await waiting
 
     asyncio.run(ask())
-    assert model.asked == 1
+    assert model.calls == 1
     assert used(limits) == 30
 
 
-def test_so_many_requests_are_in_flight_and_any_task_releases():
+def test_concurrency_bounds_requests_in_flight_and_any_task_may_release():
     limiter = ShapedConcurrencyLimiter(Policy(concurrency=2))
     running, most = 0, 0
 
@@ -216,7 +216,7 @@ def test_a_limiter_takes_a_policy_with_concurrency():
         ShapedConcurrencyLimiter(Policy("10/s"))
 
 
-def test_a_budget_has_to_be_one():
+def test_an_argument_that_is_no_budget_is_refused():
     with pytest.raises(ConfigError, match="is not an LLMBudget"):
         ShapedModel(Model(), "500/min")
 
@@ -230,6 +230,6 @@ def test_a_request_is_not_charged_to_one_budget_twice(budget):
     ):
         with pytest.raises(ConfigError, match="has this budget already: each request would be charged twice"):
             asyncio.run(agent.run("why?"))
-    assert model.asked == 0
+    assert model.calls == 0
     asyncio.run(Agent(ShapedModel(shaped, budget()), model_settings=SETTINGS).run("why?"))
     assert used(limits) == 30

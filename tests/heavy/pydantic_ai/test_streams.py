@@ -1,4 +1,4 @@
-"""Streams that end before they have told their usage: they are settled at what was seen, however they end."""
+"""Streams that end before their usage are settled at what was seen, however they end."""
 
 import asyncio
 from contextlib import suppress
@@ -26,7 +26,7 @@ SEEN = INPUT + 2
 
 @pytest.fixture
 def silent(monkeypatch):
-    """A stream whose server tells no usage: a function's would be counted by Pydantic AI."""
+    """A stream whose server sends no usage: Pydantic AI would count that of a function itself."""
     monkeypatch.setattr(FunctionStreamedResponse, "usage", RequestUsage())
 
 
@@ -77,7 +77,7 @@ async def lost():
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 @pytest.mark.parametrize("way", ["left", "raised in", "refused elsewhere", "cancelled by hand", "lost"])
-def test_a_stream_that_did_not_tell_costs_what_was_seen(budget, used, way, on_abort):
+def test_a_stream_that_ends_before_its_usage_costs_what_was_seen(budget, used, way, on_abort):
     limits = budget(on_abort)
     with suppress(LookupError, ModelHTTPError, ConnectionResetError, NotImplementedError):
         asyncio.run(read(limits, way, lost if way == "lost" else None))
@@ -110,7 +110,7 @@ def test_a_stream_whose_reader_is_thrown_away_costs_what_was_seen(budget, used):
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_stream_that_ends_and_tells_nothing_costs_what_was_seen(budget, used):
+def test_a_complete_stream_without_a_usage_costs_what_was_seen(budget, used):
     limits = budget()
     asyncio.run(read(limits, "read"))
     assert used(limits) == SEEN + 1
@@ -135,7 +135,7 @@ def test_thoughts_and_arguments_of_tools_are_seen(budget, used):
     assert used(limits) == INPUT + 5
 
 
-def test_an_input_that_the_stream_has_told_counts(budget, used, monkeypatch):
+def test_an_input_usage_that_the_stream_contains_counts(budget, used, monkeypatch):
     limits = budget()
     monkeypatch.setattr(FunctionStreamedResponse, "usage", RequestUsage(input_tokens=50, output_tokens=1))
     asyncio.run(read(limits, "left"))

@@ -1,4 +1,4 @@
-"""A worker of a fleet that asks a model by Pydantic AI.
+"""A worker of a fleet that calls a model through Pydantic AI.
 
 KIND is how it is limited: "shaped", or "concurrency": one in flight, by a limit of Pydantic AI's own.
 """
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     def ask(question, most):
-        asked = agent.run(question, model_settings={"max_tokens": most})
-        asyncio.run_coroutine_threadsafe(asked, loop).result()
+        run = agent.run(question, model_settings={"max_tokens": most})
+        asyncio.run_coroutine_threadsafe(run, loop).result()
 
     work(ask, float(seconds), ModelAPIError)

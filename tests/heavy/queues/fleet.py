@@ -1,4 +1,4 @@
-"""Real workers on a real Redis, and when they started which task."""
+"""Real workers on a real Redis, and records of which tasks started when."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Fleet:
     def wait_for_all(self, send):
         """Wait until each worker has run one of the tasks that `send` sends.
 
-        They come one after the other and lie there in numbers: of workers that look in step, the first would
-        take each that comes alone.
+        Several tasks are in the queue at a time: of workers that poll in step, the first would take each task
+        that comes alone.
         """
         deadline, sent = time.monotonic() + PATIENCE_S, 0
         while self.notes.scard("workers") < len(self.workers):
@@ -104,7 +104,7 @@ class Fleet:
         self.notes.close()
 
     def watched(self):
-        """A witness of what the machine does to the workers and their server meanwhile."""
+        """A witness of stalls of the workers and their server."""
         return watched(self.server.pid, *[worker.pid for worker in self.workers])
 
     def starts(self, name):
@@ -136,12 +136,12 @@ def most_in(starts, seconds):
 
 def most_in_a_second(starts, witness):
     """The most starts in any second, without its last 10 ms, which the law of departures leaves out, and
-    without the longest time for which the machine kept somebody from running: a start may be as late.
+    without the longest stall: a start may be as late as that.
     """
     return most_in(starts, 0.99 - witness.stalls.longest(0, inf))
 
 
 def span_of(starts, witness=None):
-    """Seconds from the first start to the last, without those in which somebody was kept from running."""
+    """Seconds from the first start to the last, without those of stalls."""
     stalled_s = 0.0 if witness is None else witness.stalls.within(0, inf)
     return starts[-1][0] - starts[0][0] - stalled_s

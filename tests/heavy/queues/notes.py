@@ -1,4 +1,4 @@
-"""What the tasks of these tests note on the Redis of their workers, for a `Fleet` to read."""
+"""Records that tasks of these tests write to the Redis of their workers, for a `Fleet` to read."""
 
 import os
 import time
@@ -13,12 +13,12 @@ def url():
 
 
 def note(name, number):
-    """Note that a task has started, and when."""
+    """Record that a task has started, and when."""
     _client(url()).rpush(name, f"{time.time():.6f} {number}")
 
 
 def note_worker(number):
-    """Note that a task called `free` has started, and in which process."""
+    """Record that a task called `free` has started, and in which process."""
     _client(url()).sadd("workers", os.getpid())
     note("free", number)
 

@@ -38,7 +38,7 @@ def queue(fleet):
 
 
 def ended(jobs):
-    """What became of jobs."""
+    """The outcomes of jobs."""
     deadline = time.monotonic() + 20
     while not all(job.get_status() in (JobStatus.FINISHED, JobStatus.FAILED) for job in jobs):
         assert time.monotonic() < deadline
@@ -46,7 +46,7 @@ def ended(jobs):
     return [job.get_status() for job in jobs]
 
 
-def test_two_workers_keep_one_rate(app, fleet):
+def test_two_workers_share_one_rate(app, fleet):
     with fleet.watched() as witness:
         # Half as many as of other queues: RQ needs more time for each job.
         for number in range(100):
@@ -95,7 +95,7 @@ def test_jobs_without_a_shape_do_not_wait(app, fleet):
 
 
 def taken(fleet, job):
-    """Whether a worker has taken a job from its queue, and not yet begun with it."""
+    """Whether a worker has taken a job from its queue without beginning it."""
     return job.id in queue(fleet).intermediate_queue.get_job_ids()
 
 
@@ -113,7 +113,7 @@ def test_a_job_that_waits_in_a_worker_that_is_killed_comes_back(app, fleet):
                 return 40
             return len(ran)
 
-        # One that was running, or had just been taken from the queue, stays so until RQ's maintenance lets it
+        # A job that was running, or had just left the queue, stays as it is until RQ's maintenance lets it
         # fail, as without shapekit.
         starts = fleet.wait("killed", 40, found)
     assert len(starts) == distinct(starts) >= 39
@@ -130,7 +130,7 @@ def test_a_worker_that_forks_hands_the_slot_to_the_process_of_the_job(app, fleet
 
 
 def waiting(fleet, name, jobs):
-    """The one of two jobs that waits in a worker for its slot; the other one has it."""
+    """The one of two jobs that waits in a worker for its slot; the other has left."""
     registry = Queue(name, connection=fleet.notes).scheduled_job_registry
     fleet.wait(jobs[0].func_name.split(".")[-1], 1)
     deadline = time.monotonic() + 20
@@ -141,7 +141,7 @@ def waiting(fleet, name, jobs):
     return job
 
 
-def test_a_worker_that_is_told_to_stop_while_a_job_waits_ends_and_leaves_the_job(app, fleet):
+def test_a_worker_that_stops_while_a_job_waits_ends_and_leaves_the_job(app, fleet):
     jobs = [Queue("stops", connection=fleet.notes).enqueue(app.stopped, number) for number in range(2)]
     fleet.start(1, (*FORKING[:-1], "stops"))
     job = waiting(fleet, "stops", jobs)
@@ -180,7 +180,7 @@ def test_an_awaited_job_gets_back_what_its_errors_refund(app, fleet):
     assert distinct(fleet.wait("refunding", 2)) == 2
 
 
-def test_a_store_is_needed_that_workers_share():
+def test_a_store_that_workers_cannot_share_is_refused():
     with pytest.raises(ConfigError, match="is in the memory of each process"):
         shaped_job(rate="1/s")(print)
 

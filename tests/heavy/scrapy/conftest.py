@@ -12,7 +12,7 @@ DOWNLOADER = "shapekit.integrations.scrapy.ShapedDownloader"
 
 
 class Asking(Spider):
-    """Sends its requests, and notes what comes of them."""
+    """Sends its requests, and records their results."""
 
     name = "asking"
 
@@ -62,7 +62,7 @@ def server(left):
 
 @pytest.fixture
 def virtual_time(server, shapekit_time):
-    """Time that passes where a request waits, and nowhere else: for those that are sent one by one."""
+    """Time that passes only where a request waits, for requests that are sent one by one."""
     server.settings = {"CONCURRENT_REQUESTS": 1, "SHAPEKIT_MOST_WAITING": 0}
     server.now = lambda: round(shapekit_time.now(), 6)
 
@@ -73,8 +73,8 @@ def crawl(server):
 
     def run(*requests, crawled=None, settings=None, **shaping):
         made = [
-            told if isinstance(told, Request) else Request(server.url + told, dont_filter=True)
-            for told in requests
+            wanted if isinstance(wanted, Request) else Request(server.url + wanted, dont_filter=True)
+            for wanted in requests
         ]
         runner = AsyncCrawlerRunner(
             {

@@ -35,7 +35,7 @@ def test_the_page_runs(crawl, code):
 
 
 @pytest.mark.parametrize("name", scrapy.__all__)
-def test_a_public_name_is_in_the_reference_and_says_what_it_is(name):
+def test_a_public_name_is_in_the_reference_and_has_a_docstring(name):
     reference = (DOCS / "reference" / "integrations.md").read_text("utf-8")
     assert f"::: shapekit.integrations.scrapy.{name}\n" in reference
     assert getattr(scrapy, name).__doc__

@@ -15,7 +15,7 @@ from shapekit import ConfigError, Policy, QueueFullError
 from ...adapters.http.server import Reply
 
 PLAIN_QUEUE = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
-"""First come, first served, whatever the downloader has to do for a host."""
+"""First come, first served, whatever else the downloader has to do for a host."""
 
 
 def refusal(retry_after):
@@ -50,7 +50,7 @@ def test_hosts_have_limits_of_their_own(crawl, left, request_to):
 
 
 @pytest.mark.usefixtures("virtual_time")
-def test_a_request_may_say_what_it_costs(crawl, left, request_to):
+def test_a_request_may_have_a_cost(crawl, left, request_to):
     crawl(request_to("/a", cost=5), "/b", rate="10/s", burst=5)
     assert times(left) == [0.0, 0.1]
     left.clear()
@@ -59,7 +59,7 @@ def test_a_request_may_say_what_it_costs(crawl, left, request_to):
 
 
 @pytest.mark.usefixtures("virtual_time")
-def test_a_request_may_be_left_out(crawl, left, request_to):
+def test_a_request_may_skip_shaping(crawl, left, request_to):
     spider = crawl("/a", request_to("/b", skip=True), Request("data:,some"), "/c", rate="10/s")
     assert spider.statuses == [200] * 4
     assert sorted(left) == [("/a", 0.0), ("/b", 0.0), ("/c", 0.1)]
@@ -125,7 +125,7 @@ def test_a_redirect_waits_in_the_queue_of_the_host_that_it_leads_to(crawl, left,
     paths = [f"/moved/{number}" for number in range(3)]
     server.by_path = dict.fromkeys(paths, Reply(302, {"Location": f"{slow}/slow"}))
     settings = {"CONCURRENT_REQUESTS_PER_DOMAIN": 2, **PLAIN_QUEUE}
-    # Those that were redirected wait by then.
+    # The redirected requests wait by then.
     crawled = then_crawl(request_to("/quick"))
     crawl(*paths, crawled=crawled, settings=settings, rate="100/s", routes={slow: "1/hour"})
     assert sorted(path for path, _ in left) == [*paths, "/quick", "/slow"]
@@ -147,7 +147,7 @@ def test_a_429_of_one_host_does_not_hold_another(crawl, left, server, request_to
     assert len(times(left, "/held")) == 1
 
 
-def test_only_so_many_wait_outside_of_the_scheduler(crawl):
+def test_a_bounded_number_of_requests_waits_outside_of_the_scheduler(crawl):
     most = []
 
     def crawled(spider):
@@ -184,7 +184,7 @@ def test_a_request_with_a_wrong_option_fails_and_stops_no_other(crawl, left, ser
     assert left == [("/a", 0.0), ("/c", 0.1)]
 
 
-def test_requests_give_their_permits_back_those_that_fail_too(crawl):
+def test_requests_give_their_permits_back_also_when_they_fail(crawl):
     broken = Request("http://127.0.0.1:1/refused")
     spider = crawl("/a", broken, "/b", settings={"RETRY_ENABLED": False}, key="default", concurrency=1)
     assert spider.statuses == [200, 200]
@@ -255,13 +255,13 @@ def test_a_request_that_is_awaited_when_the_spider_closes_is_refused(crawl, left
     assert refused
 
 
-def test_what_is_awaited_while_the_spider_closes_leaves_if_its_slot_is_free(crawl, left, request_to):
+def test_a_request_awaited_while_the_spider_closes_leaves_if_its_slot_is_free(crawl, left, request_to):
     ended = []
 
     async def ask_while_it_closes(engine):
-        asked = [engine.download_async(request_to(path)) for path in ("/b", "/c")]
+        downloads = [engine.download_async(request_to(path)) for path in ("/b", "/c")]
         closing = engine.close_spider_async(reason="enough")
-        ended.extend(await asyncio.gather(*asked, closing, return_exceptions=True))
+        ended.extend(await asyncio.gather(*downloads, closing, return_exceptions=True))
 
     def crawled(spider):
         spider.tasks.append(ask_while_it_closes(spider.crawler.engine))

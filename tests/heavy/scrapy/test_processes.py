@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     log: list[tuple[float, int]]
     """When each request came, and how it was answered."""
     slots: list[float]
-    """When the slots of what a listener heard of came."""
+    """When the slots came of the events that a listener received."""
     stood_still: list[float]
 
     @property
@@ -57,8 +57,8 @@ def seen(kind, answer, enough, **shaping):
         if kind == "shapekit":
             settings["SHAPEKIT"] = {"rate": f"{PER_S}/s", "name": "crawl", "store": redis.url, **shaping}
         commands = [(WORKER, reactor, server.url, json.dumps(settings)) for reactor in REACTORS]
-        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
-    slots, stood_still = zip(*told, strict=True)
+        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+    slots, stood_still = zip(*results, strict=True)
     log = [(at, status) for at, status in server.log if status != GONE]
     return Seen(log, list(chain.from_iterable(slots)), list(stood_still))
 
@@ -77,22 +77,22 @@ def most_in_a_second(times):
     return max(sum(begin <= at < begin + 1 for at in times) for begin in times)
 
 
-def test_three_spiders_keep_one_rate_on_whichever_reactor():
+def test_three_spiders_keep_one_rate_on_every_reactor():
     result = seen("shapekit", counting(), for_seconds(SECONDS), headroom=0.02)
     assert result.refused == []
-    # By their slots: what a reactor that stands still has let go, as when it begins, comes late and together.
+    # By their slots: requests that a stalled reactor let go, as when it begins, arrive late and together.
     assert len(result.slots) >= len(result.answered)
     assert most_in_a_second(result.slots) <= PER_S + 1
     span = result.answered[-1] - result.answered[0]
     assert span > 0.8 * SECONDS
-    # A process that stands still, on a busy machine, lets its slots pass.
+    # A process that a busy machine stops misses its slots.
     assert len(result.answered) >= 0.85 * PER_S * span
     # No reactor is blocked by a wait: while three spiders ask for eight slots each, one waits for a second.
     assert max(result.stood_still) < 1
 
 
 @pytest.mark.parametrize("kind", ["DOWNLOAD_DELAY", "AutoThrottle"])
-def test_what_each_process_does_alone_is_refused(kind):
+def test_processes_with_limits_of_their_own_are_refused(kind):
     result = seen(kind, counting(), for_seconds(SECONDS))
     assert len(result.refused) > 0.2 * len(result.answered)
 
@@ -106,7 +106,7 @@ def test_a_429_holds_all_spiders():
 
     seen("shapekit", answer, lambda _: len(came) == 60)
     waited = [at - came[29] for at in came[30:]]
-    # Those that had left when the answer came are still on their way.
+    # Requests that had left when the answer came are still on their way.
     assert [at for at in waited if 0.5 < at < 1.95] == []
     assert waited[-20] >= 1.95
 

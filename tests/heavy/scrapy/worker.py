@@ -1,7 +1,8 @@
 """A process that crawls: `python worker.py REACTOR URL SETTINGS`, the last as JSON.
 
-Says "ready", waits for a line, and crawls until the server says 410; then it says when the slots of its
-requests came, and for how long its reactor stood still at most. REACTOR is "asyncio", "epoll", or "none".
+Prints "ready", waits for a line, and crawls until the server answers 410; then it prints when the slots of
+its requests came, and the longest time for which its reactor stood still. REACTOR is "asyncio", "epoll", or
+"none".
 """
 
 import json

@@ -19,13 +19,13 @@ class Sealing(TaskiqMiddleware):
 
     def pre_send(self, message):
         if message.task_name == "sealed":
-            message.args = [f"sealed {told}" for told in message.args]
+            message.args = [f"sealed {argument}" for argument in message.args]
         return message
 
     def pre_execute(self, message):
         if message.task_name == "sealed":
-            assert all(told.startswith("sealed ") for told in message.args)
-            message.args = [int(told.removeprefix("sealed ")) for told in message.args]
+            assert all(argument.startswith("sealed ") for argument in message.args)
+            message.args = [int(argument.removeprefix("sealed ")) for argument in message.args]
         return message
 
 

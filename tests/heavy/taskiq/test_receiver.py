@@ -1,4 +1,4 @@
-"""What a receiver does with a message that another worker has received meanwhile, or that nobody would."""
+"""What a receiver does with a message that another worker has received meanwhile, or that no worker would."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -56,13 +56,13 @@ async def until(condition):
 
 
 def test_a_task_whose_lease_has_brought_it_back_is_not_put_back_too(server, notes):
-    broker, asked, ran = ListQueueBroker(server.url, queue_name=QUEUE), [], []
+    broker, numbers, ran = ListQueueBroker(server.url, queue_name=QUEUE), [], []
     policy = Policy("1/min", quota="10/day", name="stalled", store=server.url)
 
     def key(number):
         # It stalls here for so long that another worker finds the lease of its second task due.
-        asked.append(number)
-        if asked == [0, 1]:
+        numbers.append(number)
+        if numbers == [0, 1]:
             bring_back(notes, "list")
         return "all"
 
@@ -77,13 +77,13 @@ def test_a_task_whose_lease_has_brought_it_back_is_not_put_back_too(server, note
             for number in range(2):
                 await task.kiq(number)
                 await receiver.callback(await anext(messages))
-            # The other worker has it, and nobody else will.
+            # The other worker has it, and no further worker will.
             assert notes.llen(QUEUE) == 1
             assert notes.zcard(PARKED + QUEUE) == 0
-            # So nobody comes for the slot.
+            # So no worker uses the slot.
             assert policy.quotas("all")[0].used == 1
             assert policy.forecast(key="all").first_in <= 60
-            # That one puts it back as any other.
+            # That worker puts it back as any other.
             await receiver.callback(await anext(messages))
             assert notes.llen(QUEUE) == 0
             assert notes.zcard(PARKED + QUEUE) == 1
@@ -93,13 +93,13 @@ def test_a_task_whose_lease_has_brought_it_back_is_not_put_back_too(server, note
     assert ran == [0]
 
 
-@pytest.mark.parametrize("is_said_by", ["worker", "task"])
+@pytest.mark.parametrize("declared_by", ["worker", "task"])
 def test_a_task_that_is_acknowledged_early_comes_back_if_its_worker_dies_while_it_waits(
-    server, notes, is_said_by
+    server, notes, declared_by
 ):
     broker, ran = RedisStreamBroker(server.url, queue_name=QUEUE, consumer_id="0"), []
     labels, options = {}, {"ack_type": AcknowledgeType.WHEN_RECEIVED}
-    if is_said_by == "task":
+    if declared_by == "task":
         if not hasattr(ShapedReceiver, "_get_ack_time"):
             pytest.skip("this taskiq has no such label")
         labels, options = {"ack_type": "when_received"}, {}
@@ -130,5 +130,5 @@ def test_a_task_that_is_acknowledged_early_comes_back_if_its_worker_dies_while_i
 
     asyncio.run(body())
     assert ran == [0, 1]
-    # And what has run leaves nothing that would bring it back.
+    # A finished task leaves nothing that would bring it back.
     assert notes.zcard(PARKED + QUEUE) == 0

@@ -49,7 +49,7 @@ def results(app, tasks):
 
 
 def outcomes(app, tasks):
-    """What became of tasks: what they returned, or their errors."""
+    """The outcomes of tasks: their results, or their errors."""
     return [result.error or result.return_value for result in results(app, tasks)]
 
 
@@ -65,7 +65,7 @@ def on_a_loop(app, function):
     return asyncio.run(run())
 
 
-def test_two_workers_keep_one_rate(app, fleet):
+def test_two_workers_share_one_rate(app, fleet):
     with fleet.watched() as witness:
         send(app, *((app.quick, number) for number in range(200)))
         starts = fleet.wait("quick", 200)
@@ -83,23 +83,23 @@ def test_each_key_has_its_rate_and_a_task_that_comes_back_has_its_slot(app, flee
         assert 3.5 <= span_of(starts) <= 4.5
     # No retry was counted, and labels are what they were.
     assert outcomes(app, tasks) == [[["max_retries", "retry_on_error", "some"], True]] * 10
-    # Nor was a slot taken twice, or the next one would come later.
+    # No slot was taken twice either, or the next task would come later.
     policy = Policy("1/s", name="slow", store=fleet.server.url)
     assert policy.forecast(key="anna").first_in <= 1.0
     policy.close()
 
 
 def test_a_task_comes_back_as_it_was_received(app, fleet):
-    """Middleware sees it again as it was sent, and not as it was left by middleware."""
+    """Middleware sees the task again as it was sent, and not as middleware left it."""
     send(app, *((app.sealed, number) for number in range(4)))
     assert distinct(fleet.wait("sealed", 4)) == 4
 
 
 def test_a_refused_task_fails_at_once_or_comes_back(app, fleet):
-    told = results(app, send(app, *((app.refused, number) for number in range(4))))
-    assert [type(result.error).__name__ for result in told].count("QueueFullError") == 2
-    # And is not retried, although the task asks for that.
-    assert not any("_retries" in result.labels for result in told)
+    refused_results = results(app, send(app, *((app.refused, number) for number in range(4))))
+    assert [type(result.error).__name__ for result in refused_results].count("QueueFullError") == 2
+    # The task is not retried, although it has the retry label.
+    assert not any("_retries" in result.labels for result in refused_results)
     assert distinct(fleet.wait("refused", 2)) == 2
     send(app, *((app.patient, number) for number in range(4)))
     starts = fleet.wait("patient", 4)
@@ -107,7 +107,7 @@ def test_a_refused_task_fails_at_once_or_comes_back(app, fleet):
     assert most_in(starts, 0.4) == 1
 
 
-def test_what_taskiq_retries_takes_another_slot(app, fleet):
+def test_a_task_that_taskiq_retries_takes_another_slot(app, fleet):
     send(app, (app.failing, 0))
     starts = fleet.wait("failing", 2)
     assert span_of(starts) >= 0.9
@@ -140,30 +140,30 @@ def test_a_killed_worker_loses_no_task(app, fleet):
         before = fleet.wait("killed", 40)
         fleet.kill(fleet.workers[0])
         fleet.start(1)
-        # A list is all that a list broker knows: what the worker has just taken from it is lost, as without
-        # shapekit. What waited for its slot is not.
+        # A list broker knows only its list: a task that the worker has just taken from it is lost, as without
+        # shapekit. A task that waited for its slot is not.
         is_lost = 0 if hasattr(app.broker, "idle_timeout") else 3
 
         def found(starts):
-            # A stream broker looks for what a dead worker has left only when another message has come.
+            # A stream broker looks for the messages of a dead worker only when another message has come.
             send(app, (app.nothing,))
             return distinct(starts)
 
         starts = fleet.wait("killed", 160 - is_lost, found)
     assert len(before) < 160
     assert most_in_a_second(starts, witness) <= 41
-    # What the broker itself hands out again runs twice, as without shapekit.
+    # Messages that the broker itself delivers again run twice, as without shapekit.
     assert len(starts) - distinct(starts) <= 5
 
 
-def test_a_store_is_needed_that_workers_share():
+def test_a_store_that_workers_cannot_share_is_refused():
     def task(): ...
 
     with pytest.raises(ConfigError, match="is in the memory of each process"):
         shaped_task(rate="1/s")(task)
 
 
-def test_a_broker_is_needed_that_tasks_can_be_put_back_into():
+def test_a_broker_that_tasks_cannot_be_put_back_into_is_refused():
     with pytest.raises(ConfigError, match="keeps no list or stream"):
         ShapedReceiver(InMemoryBroker())
 

@@ -112,8 +112,8 @@ class Start(NamedTuple):
     """Seconds from its slot to its start, on the task's clock."""
     place: str = ""
     """The slot's position in the line. It contains the instant of the slot as far as the task knows it: if
-    that
-    slot had passed before the line was moved again, it is the instant from before the line was moved at all.
+    that slot had passed before the line was moved again, it is the instant from before the line was moved at
+    all.
     """
 
     @property

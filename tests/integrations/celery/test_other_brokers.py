@@ -22,9 +22,7 @@ from .running import MODULE, RATES, make_app, parked, settings, shared_slots, st
 pytestmark = pytest.mark.long
 
 PARKED = 5
-"""At some time this many tasks are parked, also on a machine that receives tasks hardly faster than it runs
-them.
-"""
+"""At some time this many tasks are parked, also on a machine that is hardly faster than the tasks."""
 
 
 @pytest.fixture

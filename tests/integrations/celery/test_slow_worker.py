@@ -301,9 +301,7 @@ def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, mo
 def test_tasks_behind_other_work_in_the_queue_are_brought_back_earlier_by_that_much(
     clock, monkeypatch, queued_s
 ):
-    """Otherwise all would miss their slots, take others at the end of the line, and miss these, too, for
-    ever.
-    """
+    """Otherwise all would miss their slots, take others at the end of the line, and miss these, too."""
     slow = Slow(clock, monkeypatch, {"rate": "1/s"}, look_s=0.0)
     lengths = cycle(queued_s)
     slow.buffer._park = slow.park = ParkBehind(slow, lambda: next(lengths))
