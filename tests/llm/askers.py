@@ -1,7 +1,7 @@
-"""A process that asks a model: `python askers.py REDIS SERVER BUDGET THREADS CALLS`.
+"""A process that calls a model: `python askers.py REDIS SERVER BUDGET THREADS CALLS`.
 
-Says "ready", asks when it has read a line, and tells of each call when it was to depart, and what it cost.
-BUDGET is what LLMBudget is told, as JSON.
+Prints "ready", starts when it has read a line, and prints for each call when it was to depart and what it
+cost. BUDGET holds the arguments of LLMBudget, as JSON.
 """
 
 import json
@@ -15,7 +15,7 @@ from shapekit import LLMBudget, QueueFullError, RedisStore
 
 
 class Refused(Exception):
-    """As an SDK has it: with the response."""
+    """A response as an SDK has it."""
 
     def __init__(self, response):
         super().__init__(response.code)
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 EXPECTED = (Refused, OSError, QueueFullError, ValueError)
-"""The server keeps count of what it did when one of these is seen."""
+"""Events at which the server knows what it counted."""
 
 
 class Asker:
@@ -31,10 +31,10 @@ class Asker:
         self.server = server
         self.budget = budget
         self.wrapped = budget.wrap(self.ask)
-        self.told = []
+        self.results = []
 
     def ask(self, max_tokens):
-        """An answer in lines, the last of which tells the usage."""
+        """An answer in lines, of which the last has the usage."""
         body = json.dumps({"max_tokens": max_tokens}).encode()
         try:
             response = urllib.request.urlopen(self.server, data=body, timeout=60)
@@ -54,7 +54,7 @@ class Asker:
             for line in self.ask(max_tokens):
                 usage = line.get("usage", usage)
             call.settle(usage)
-            self.told.append((departs_at, usage["output_tokens"]))
+            self.results.append((departs_at, usage["output_tokens"]))
 
 
 def lines(response):
@@ -63,9 +63,9 @@ def lines(response):
             yield json.loads(line)
 
 
-def main(where, server, said, threads, calls):
+def main(where, server, arguments, threads, calls):
     store = RedisStore.from_url(where)
-    asker = Asker(server, LLMBudget(**json.loads(said), store=store, name="model"))
+    asker = Asker(server, LLMBudget(**json.loads(arguments), store=store, name="model"))
     warm, go = threading.Barrier(int(threads) + 1), threading.Event()
 
     def work():
@@ -85,7 +85,7 @@ def main(where, server, said, threads, calls):
     go.set()
     for thread in crew:
         thread.join()
-    print(json.dumps(asker.told))
+    print(json.dumps(asker.results))
     store.close()
 
 

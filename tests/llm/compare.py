@@ -1,7 +1,7 @@
 """The tables of the pages on frameworks: `python -m tests.llm.compare [langchain|litellm|…]`.
 
-Three processes ask a model without a pause, once with each limiter; the server counts strictly. LiteLLM needs
-an environment of its own.
+Three processes call a model without a pause, once with each limiter; the server counts strictly. LiteLLM
+needs an environment of its own.
 """
 
 import sys

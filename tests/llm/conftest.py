@@ -11,7 +11,7 @@ from ..redis_server import free_port as a_free_port
 
 @pytest.fixture
 def budget(clock):
-    """Makes a budget on the test's clock. Its day tells what is charged, to the token."""
+    """Makes a budget on the test's clock. Its day shows the charged tokens exactly."""
     return functools.partial(LLMBudget, tokens_per_day=1_000_000, clock=clock)
 
 
@@ -28,5 +28,5 @@ def used():
 
 @pytest.fixture
 def free_port():
-    """A port that nobody listens on."""
+    """A port without a listener."""
     return a_free_port()

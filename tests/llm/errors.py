@@ -1,8 +1,8 @@
-"""Errors as clients raise them, of which is known what they cost."""
+"""Errors as clients raise them, with a known cost."""
 
 
 class RefusedByServer(Exception):
-    """What an SDK raises for an answer that is no success: it carries the response."""
+    """The error of an SDK for a failed answer: it carries the response."""
 
     def __init__(self, status_code, headers=()):
         super().__init__(status_code)

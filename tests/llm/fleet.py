@@ -1,9 +1,9 @@
-"""Three processes that ask a model at once, and what its server says of that.
+"""Three processes that call a model at once, and the counts of its server.
 
-A worker is a script: `python worker.py KIND URL STORE SECONDS`. It says "ready", waits for a line, and asks
-without a pause, in several threads, questions of `sizes`, for so long after its first answer: what a
-framework loads before that takes seconds. At last it says how many calls were answered, how many raised an
-error, and when the first did.
+A worker is a script: `python worker.py KIND URL STORE SECONDS`. It prints "ready", waits for a line, and
+calls without a pause, in several threads, with questions of `sizes`, until that long after its first answer:
+loading a framework takes seconds before that. In the end it prints how many calls were answered, how many
+raised an error, and when the first error came.
 """
 
 import itertools
@@ -31,23 +31,23 @@ QUESTION = "why? " * 12
 class Seen(NamedTuple):
     answered: int
     failed: int
-    heard_at: float | None
+    failed_at: float | None
     """When the first error was raised, on the clock of the server."""
 
 
 def run_fleet(script, kind, provider, seconds):
     with RedisServer() as redis:
         commands = [("-m", script, kind, provider.url, redis.url, seconds)] * WORKERS
-        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
-    answered, failed, heard = zip(*told, strict=True)
-    return Seen(sum(answered), sum(failed), min((at for at in heard if at is not None), default=None))
+        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+    answered, failed, first_errors = zip(*results, strict=True)
+    return Seen(sum(answered), sum(failed), min((at for at in first_errors if at is not None), default=None))
 
 
 def budget(store):
-    """What the server allows. Its worst window has 8 s of the rate and the capacity: 97.1 % of the limit.
+    """The server's limits. Its worst window has 8 s of the rate and the capacity: 97.1 % of the limit.
 
     No call is refused here. Other processes may overtake the first call of a line for a second, and a hold
-    comes on top: in virtual time, too, a hold of 2 s has calls that wait 5.3 s.
+    comes on top: in virtual time, too, calls wait up to 5.3 s after a hold of 2 s.
     """
     limits = {"requests": "28/s", "tokens": "9600/s", "capacity": 850, "max_wait": "30s"}
     return LLMBudget(**limits, count=lambda text: len(text) // 4, name="model", store=store)
@@ -79,7 +79,7 @@ def work(ask, seconds, refused=()):
 
 
 async def run_on_a_clock(asks, clock, seconds):
-    """What a fleet of tasks in virtual time asks: `(when, tokens)`; each of `asks` is a worker's."""
+    """The calls of a fleet of tasks in virtual time: `(when, tokens)`; each of `asks` is a worker's."""
     left, sizes = [], itertools.cycle(SIZES)
 
     async def loop(ask):

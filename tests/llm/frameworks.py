@@ -11,12 +11,12 @@ from shapekit import LLMBudget, ManualClock
 
 PER_DAY = 1_000_000
 WAYS = ["closed", "left", "raised in", "lost"]
-"""How a stream ends that is not read to its end; one that is lost raises by itself."""
+"""Ways in which a stream ends early; one that is lost raises by itself."""
 
 
 @pytest.fixture
 def budget(clock):
-    """Ten calls a second, and a day that tells what is charged."""
+    """Ten calls a second, and a day whose quota shows what is charged."""
     limits = {"requests": "10/s burst 1", "tokens": "60k/min", "tokens_per_day": PER_DAY}
     with closing(LLMBudget(**limits, clock=clock)) as made:
         yield made
@@ -24,7 +24,7 @@ def budget(clock):
 
 @pytest.fixture(params=["sync", "asyncio"])
 def do(request):
-    """Does what a model can do, in one of its two forms."""
+    """The methods of a model, in one of its two forms."""
 
     def called(thing, name, *args, **kwargs):
         if request.param == "sync":
@@ -48,14 +48,14 @@ def do(request):
     return SimpleNamespace(call=called, stream=streamed)
 
 
-def counting(count, asked, on_abort, clock):
-    """A budget that counts what streams say; of the question it takes so many tokens for granted."""
-    limits = {"tokens": "60k/min", "tokens_per_day": PER_DAY, "estimate": (asked, 100)}
+def counting(count, prompt_tokens, on_abort, clock):
+    """A budget that counts the text of streams, with so many tokens estimated for the question."""
+    limits = {"tokens": "60k/min", "tokens_per_day": PER_DAY, "estimate": (prompt_tokens, 100)}
     return LLMBudget(**limits, count=count, on_abort=on_abort, clock=clock)
 
 
 def leave(stream, way, pieces):
-    """Reads so many pieces, and leaves the stream in this way; in any other, reads it to its end."""
+    """Reads so many pieces, and leaves the stream in this way; otherwise reads it to its end."""
     if way == "closed":
         with closing(stream):
             for _ in range(pieces):
@@ -84,7 +84,7 @@ async def aleave(stream, way, pieces):
 
 
 def cancel_where_it_is_stuck(read):
-    """Cancels `await read(stuck)` when it has come to `await stuck()`."""
+    """Cancels `await read(stuck)` when it has reached `await stuck()`."""
 
     async def main():
         came = asyncio.Event()
@@ -103,7 +103,7 @@ def cancel_where_it_is_stuck(read):
 
 
 class WaitingIsTold(ManualClock):
-    """Tells when somebody begins to wait; nobody ever gets there."""
+    """Sets an event when a call begins to wait; its wait never ends."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ class WaitingIsTold(ManualClock):
 
 
 def cancel_the_second(ask, clock):
-    """Does `await ask()`, and cancels it the second time when it has begun to wait."""
+    """Runs `await ask()`, and cancels the second one when it has begun to wait."""
 
     async def main():
         await ask()

@@ -34,27 +34,27 @@ EMBEDDING = {
 }  # fmt: skip
 
 
-def chat_stream(asked):
+def chat_stream(request):
     yield from (
         event({**CHUNK, "usage": None, "choices": [{"index": 0, "delta": {"content": text}}]})
         for text in "ab"
     )
-    if (asked.get("stream_options") or {}).get("include_usage"):
+    if (request.get("stream_options") or {}).get("include_usage"):
         yield event({**CHUNK, "choices": [], "usage": CHAT_USAGE})
     yield event("[DONE]")
 
 
-def response_stream(asked):
+def response_stream(request):
     started = {**RESPONSE, "status": "in_progress", "usage": None}
     for number, (kind, response) in enumerate([("created", started), ("completed", RESPONSE)]):
-        told = {"type": f"response.{kind}", "sequence_number": number, "response": response}
-        yield event(told, told["type"])
+        content = {"type": f"response.{kind}", "sequence_number": number, "response": response}
+        yield event(content, content["type"])
 
 
-def message_stream(asked):
+def message_stream(request):
     usage = {"input_tokens": 12, "cache_creation_input_tokens": 30, "output_tokens": 1}
     started = {**MESSAGE, "content": [], "stop_reason": None, "usage": usage}
-    for told in (
+    for content in (
         {"type": "message_start", "message": started},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "yes"}},
@@ -62,7 +62,7 @@ def message_stream(asked):
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 6}},
         {"type": "message_stop"},
     ):
-        yield event(told, told["type"])
+        yield event(content, content["type"])
 
 
 ANSWERS = {
@@ -74,21 +74,21 @@ ANSWERS = {
 
 
 class Model:
-    """Answers what it is asked, with its headers and status of the moment."""
+    """Answers every request with its current headers and status."""
 
     def __init__(self):
         self.status = 200
         self.headers = {}
         self.refusal = {}
-        self.asked = []
+        self.requests = []
 
     def __call__(self, request):
-        asked = json.loads(request.content)
-        self.asked.append(asked)
+        payload = json.loads(request.content)
+        self.requests.append(payload)
         if self.status != 200:
             return httpx2.Response(self.status, headers=self.headers, json=self.refusal)
         answer, stream = ANSWERS[request.url.path]
-        if asked.get("stream"):
+        if payload.get("stream"):
             headers = {**self.headers, "content-type": "text/event-stream"}
-            return httpx2.Response(200, headers=headers, content=b"".join(stream(asked)))
+            return httpx2.Response(200, headers=headers, content=b"".join(stream(payload)))
         return httpx2.Response(200, headers=self.headers, json=answer)

@@ -1,7 +1,7 @@
 """A loopback server that answers as OpenAI does, and counts: beyond its limits of requests or tokens, a 429.
 
-It counts strictly, over a sliding window, and a refused call costs nothing. Its answers are as long as they
-may be, three letters to a token.
+It counts strictly, over a sliding window, and a refused call costs nothing. Its answers are as long as the
+request allows, three letters to a token.
 """
 
 import json
@@ -26,7 +26,7 @@ class Arrival(NamedTuple):
 
 
 class Provider(LoopbackServer):
-    """Counts what arrives, and refuses what is beyond its limits."""
+    """Counts arriving requests, and refuses those beyond its limits."""
 
     path = "/v1"
 
@@ -34,7 +34,7 @@ class Provider(LoopbackServer):
         super().__init__()
         self.arrivals = []
         self.refuses_after_s = math.inf
-        """How long after the first request one is refused with a Retry-After, whatever the count is."""
+        """The time after the first request at which one is refused with a Retry-After, whatever the count."""
         self._limits = tokens, requests
         self._window_s = window_s
         self._recent, self._spent = deque(), 0
@@ -44,7 +44,7 @@ class Provider(LoopbackServer):
         return [arrival for arrival in self.arrivals if arrival.status == 429]
 
     def share(self, begin_s, end_s):
-        """How much was used of what the limit of tokens allows in a while after the first arrival."""
+        """The share of the token limit that was used in a while after the first arrival."""
         first = self.arrivals[0].at
         served = sum(
             each.tokens for each in self.arrivals if each.status == 200 and begin_s <= each.at - first < end_s
@@ -52,13 +52,15 @@ class Provider(LoopbackServer):
         return served / (self._limits[0] * (end_s - begin_s) / self._window_s)
 
     def answer(self, headers, body):
-        status, told, said = self._judged(json.loads(body))
-        return status, {"Content-Type": "application/json", **told}, json.dumps(said).encode()
+        status, fields, content = self._judged(json.loads(body))
+        return status, {"Content-Type": "application/json", **fields}, json.dumps(content).encode()
 
-    def _judged(self, asked):
-        texts = [asked["prompt"]] if "prompt" in asked else [each["content"] for each in asked["messages"]]
+    def _judged(self, request):
+        texts = (
+            [request["prompt"]] if "prompt" in request else [each["content"] for each in request["messages"]]
+        )
         prompt = sum(map(len, texts)) // 3
-        completion = asked.get("max_completion_tokens", asked.get("max_tokens"))
+        completion = request.get("max_completion_tokens", request.get("max_tokens"))
         tokens = prompt + completion
         with self.lock:
             now = time.monotonic()
@@ -82,5 +84,5 @@ class Provider(LoopbackServer):
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": tokens}
         message = {"role": "assistant", "content": "because"}
         choice = {"index": 0, "finish_reason": "stop", "message": message, "text": "because"}
-        said = {"id": "1", "object": "chat.completion", "created": 1, "model": "some"}
-        return 200, {}, {**said, "choices": [choice], "usage": usage}
+        answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "some"}
+        return 200, {}, {**answer, "choices": [choice], "usage": usage}

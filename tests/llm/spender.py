@@ -1,7 +1,7 @@
-"""A process that spends all that it may: `python spender.py STORE SEED`.
+"""A process that spends as much as it may: `python spender.py STORE SEED`.
 
-Says "ready", spends when it has read a line, and ends when three of its calls in a row were refused. It says
-what its calls cost, in millionths of a cent, by tenant.
+Prints "ready", spends when it has read a line, and ends when three of its calls in a row were refused. It
+prints what its calls cost, in millionths of a cent, by tenant.
 """
 
 import json
@@ -28,18 +28,18 @@ def main(store, seed):
             user = chance.choice("abc")
             given, thought = chance.randint(0, 900), chance.randint(0, 300)
             usage = TokenUsage(given, thought + chance.randint(0, MOST - 300), given // 3, 0, thought)
-            asked = {"model": "big", "user": user, "prompt": "abc" * 900, "max_tokens": MOST}
+            request = {"model": "big", "user": user, "prompt": "abc" * 900, "max_tokens": MOST}
             try:
-                with budget.admit(asked) as call:
+                with budget.admit(request) as call:
                     call.settle(usage)
             except QuotaExhaustedError:
                 refused += 1
                 continue
             refused = 0
             # Per token: 250, 125, 1000 and 1200 millionths of a cent.
-            fresh, said = given - usage.cached, usage.output - thought
+            fresh, spoken = given - usage.cached, usage.output - thought
             with lock:
-                cost[user] += 250 * fresh + 125 * usage.cached + 1000 * said + 1200 * thought
+                cost[user] += 250 * fresh + 125 * usage.cached + 1000 * spoken + 1200 * thought
 
     crew = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
     for thread in crew:

@@ -57,7 +57,7 @@ class AsyncStream(Stream):
 
 
 def words(text):
-    """What some budgets count of a text."""
+    """Tokens that some budgets count in a text."""
     return len(text.split())
 
 

@@ -1,7 +1,7 @@
-"""A process that asks as much as it may: `python strict_asker.py REDIS SERVER BUDGET THREADS SECONDS`.
+"""A process that calls as often as it may: `python strict_asker.py REDIS SERVER BUDGET THREADS SECONDS`.
 
-Says "ready", asks when it has read a line, and ends after so many seconds. BUDGET is what LLMBudget is told,
-as JSON. A call reserves three times what it uses.
+Prints "ready", starts when it has read a line, and ends after so many seconds. BUDGET holds the arguments of
+LLMBudget, as JSON. A call reserves three times what it uses.
 """
 
 import json
@@ -16,9 +16,9 @@ from contextlib import suppress
 from shapekit import LLMBudget, RedisStore
 
 
-def main(where, server, said, threads, seconds):
+def main(where, server, arguments, threads, seconds):
     store = RedisStore.from_url(where)
-    budget = LLMBudget(**json.loads(said), store=store, name="model")
+    budget = LLMBudget(**json.loads(arguments), store=store, name="model")
     go = threading.Event()
 
     def work(seed):

@@ -1,4 +1,4 @@
-"""A thousand streams, each ended at a random place in a random way: the books are what was seen."""
+"""A thousand streams, each ended at a random place in a random way: the books show exactly what was seen."""
 
 import random
 from contextlib import suppress
@@ -16,23 +16,23 @@ STREAMS = 1_000
 
 
 class Model:
-    """Answers in words, and counts those it has said."""
+    """Answers in words, and counts those that it has sent."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
-        self.said = 0
+        self.sent = 0
 
     def answer(self, is_lost):
         for _ in range(self.chance.randint(1, 20)):
             text = "word " * self.chance.randint(1, 9)
-            self.said += words(text)
+            self.sent += words(text)
             yield {"choices": [{"delta": {"content": text}}]}
         if is_lost:
             raise ConnectionResetError("lost")
 
 
 def read(stream, way, items):
-    """Reads so many items, and leaves in this way."""
+    """Reads so many items, and leaves the stream in this way."""
     if way == "left":
         with stream:
             for _ in zip(range(items), stream, strict=False):
@@ -82,7 +82,7 @@ async def aread(stream, way, items):
 
 
 class Slow(AsyncStream):
-    """Says nothing to who is cancelled."""
+    """Swallows the cancellation."""
 
     async def __anext__(self):
         await lowlevel.checkpoint()
@@ -90,7 +90,7 @@ class Slow(AsyncStream):
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio", "trio"])
-def test_a_day_loses_nothing_by_a_thousand_aborts(budget, used, afterwards, kind):
+def test_a_thousand_aborts_lose_no_tokens_of_a_day(budget, used, afterwards, kind):
     one = budget(tokens="10M/min", tokens_per_day=100_000_000, count=words)
     model, chance = Model(7), random.Random(kind)
 
@@ -115,5 +115,5 @@ def test_a_day_loses_nothing_by_a_thousand_aborts(budget, used, afterwards, kind
     else:
         anyio.run(main, backend=kind)
     afterwards()
-    # What the model has said is what was read: nothing is in flight, as it says a part when it is asked.
-    assert used(one) == STREAMS * 2 + model.said
+    # The reader has read all words that the model sent: nothing is in flight, as it sends a part on demand.
+    assert used(one) == STREAMS * 2 + model.sent

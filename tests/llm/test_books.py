@@ -1,8 +1,8 @@
 """The books balance, whatever fails in between.
 
-A model keeps them beside the budget: each call is charged what it was settled to, nothing if it never
-ran, and its estimate if nobody knows. The law: what is charged is exactly that, in the day's quota always,
-and in the bucket as long as nothing of it has been refilled.
+A model keeps books beside the budget: each call is charged what it was settled to, nothing if it never ran,
+and its estimate if its usage is unknown. The law: the charge is exactly that, in the day's quota always, and
+in the bucket as long as nothing of it has been refilled.
 """
 
 import anyio
@@ -19,8 +19,9 @@ from .errors import RefusedByServer, caused
 
 CAPACITY = 1_000_000
 BEFORE = 20_000
-"""What is used up beforehand: it takes longer to come back than any story lasts, and is more than a story
-gives back. A bucket that is nearly full keeps some of that: it may have been somebody else's."""
+"""Tokens used beforehand: they take longer to come back than any story lasts, and are more than a story gives
+back. A bucket that is nearly full keeps some of that, because it may have been another call's.
+"""
 FREE = [
     lambda: ConnectionRefusedError("nobody there"),
     lambda: caused(ConnectionRefusedError("nobody there")),
@@ -38,7 +39,7 @@ UNKNOWN = [
 
 
 def slow_budget(store=None, clock=None):
-    """A bucket that refills a token in an hour: what is charged stays to be seen, to the microsecond."""
+    """A bucket that refills a token in an hour: a charge stays visible, to the microsecond."""
     budget = LLMBudget(
         requests="10/s",
         tokens="1/h",
@@ -82,7 +83,7 @@ ENDING = st.one_of(
     st.tuples(st.just("raised"), st.sampled_from(UNKNOWN)),
     st.tuples(st.just("unsettled"), st.none()),
     st.tuples(st.just("store gone"), ACTUAL),
-    # A usage of zeros alone was not told.
+    # A usage of zeros counts as none.
     st.tuples(
         st.just("stream"),
         st.tuples(st.integers(1, 900), st.sampled_from(["ends", "breaks", "closed", "dropped"])),
@@ -91,7 +92,7 @@ ENDING = st.one_of(
 
 
 class Stream:
-    """An answer in pieces: its usage comes with the last of them."""
+    """An answer in pieces, of which the last has the usage."""
 
     def __init__(self, actual, fate):
         self.left = [{"text": "a"}, {"text": "b"}, {"usage": {"input_tokens": 0, "output_tokens": actual}}]
@@ -151,7 +152,7 @@ def test_the_books_balance_whatever_fails_in_between(story):
             try:
                 call.__enter__()
             except QueueFullError:
-                del calls[number]  # its slot was not to be had, and its tokens are back
+                del calls[number]  # its slot was refused, and its tokens are back
             continue
         call = calls.pop(number, None)
         if call is not None:
@@ -160,7 +161,7 @@ def test_the_books_balance_whatever_fails_in_between(story):
 
 
 def ended(budget, store, call, estimate, kind, what):
-    """Ends a call; what the model charges for it."""
+    """Ends a call, and returns what the model charges for it."""
     if kind == "raised":
         error = what()
         call.__exit__(type(error), error, None)
@@ -179,7 +180,7 @@ def ended(budget, store, call, estimate, kind, what):
         read(SettledStream(Stream(actual, fate), call), fate)
         return actual if fate == "ends" else estimate
     if kind == "settled twice":
-        # First too much: a bucket takes a second gift of one call for somebody else's, and keeps it.
+        # First too much: a bucket takes a second refund of one call for another call's, and keeps it.
         call.settle(estimate + 7)
     call.settle(what)
     if kind == "settled, then raised":
@@ -195,7 +196,7 @@ LEFT_A_PLACE = [
     (0, 69, 0, ("raised", FREE[2]), None, None),
     (1, 233, 0.05, ("unsettled", None), 0.3, None),
 ]
-"""One of two who wait behind a hold goes, and the other in the moment in which it is over."""
+"""One of two calls that wait behind a hold goes away, and the other at the moment at which the hold ends."""
 
 
 @settings(max_examples=60)
@@ -214,7 +215,7 @@ LEFT_A_PLACE = [
     ),
 )
 @example(backend="asyncio", story=LEFT_A_PLACE)
-def test_the_books_balance_whoever_is_cancelled(backend, story):
+def test_the_books_balance_whichever_task_is_cancelled(backend, story):
     """Tasks that wait for their slots, are cancelled there or in their calls, or give up."""
     clock = ManualClock(autojump=True)
     budget = slow_budget(clock=clock)
@@ -258,7 +259,7 @@ def test_the_books_balance_whoever_is_cancelled(backend, story):
         scope.cancel()
 
     anyio.run(main, backend=backend)
-    # A place in the line that somebody left is for the next one until its time is over, with its tokens.
+    # A place in the line that a call left is for the next one until its time is over, with its tokens.
     clock.advance(1)
     check(budget, clock, sum(charged))
 

@@ -1,4 +1,4 @@
-"""LLMBudget: tokens and a slot, both or neither; what it is told, and how it complains."""
+"""LLMBudget: tokens and a slot, both or neither; what it accepts, and the errors about the rest."""
 
 import pickle
 from unittest.mock import ANY
@@ -33,7 +33,7 @@ def ask(**more):
 # taking
 
 
-def test_a_call_takes_its_tokens_and_its_turn(world, budget, used, clock):
+def test_a_call_takes_its_tokens_and_its_slot(world, budget, used, clock):
     one = budget(requests="60/min", tokens="60k/min", capacity=60_000)
     for _ in range(3):
         world.enter(one.admit(500))
@@ -51,17 +51,17 @@ def test_tokens_are_waited_for(world, budget, clock):
     assert (clock.now(), delays) == (2.0, [0.0, 1.0, 1.0])
 
 
-def test_the_delay_is_that_of_both(world, budget, clock):
+def test_the_delay_covers_both_waits(world, budget, clock):
     one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
     world.enter(one.admit(1_000))
     clock.advance(0.5)
     call = one.admit(800)
     world.enter(call)
     assert clock.now() == 1.0
-    assert call.delay == 0.5  # 0.3 s for the tokens, and what was left of the second
+    assert call.delay == 0.5  # 0.3 s for the tokens, and the rest of the second
 
 
-def test_where_the_turn_is_refused_the_tokens_come_back(world, budget, used):
+def test_where_the_slot_is_refused_the_tokens_come_back(world, budget, used):
     one = budget(requests="1/min", tokens="60k/min", max_wait=5)
     world.enter(one.admit(500))
     with pytest.raises(QueueFullError):
@@ -69,7 +69,7 @@ def test_where_the_turn_is_refused_the_tokens_come_back(world, budget, used):
     assert used(one) == 500
 
 
-def test_where_the_tokens_are_refused_no_turn_is_taken(world, budget, used, clock):
+def test_where_the_tokens_are_refused_no_slot_is_taken(world, budget, used, clock):
     one = budget(requests="1/s", tokens="60k/min", capacity=1_000, max_wait=0.5)
     world.enter(one.admit(1_000))
     with pytest.raises(QueueFullError):
@@ -104,7 +104,9 @@ def test_max_wait_bounds_both_waits_together(world, budget, used, clock):
         ({"tokens": "9000/min", "tokens_per_day": 1_500}, 1_500, "tokens_per_day="),
     ],
 )
-def test_too_many_tokens_are_told_as_tokens_with_the_option_to_raise(world, budget, limits, most, option):
+def test_an_error_about_too_many_tokens_names_tokens_and_the_option_to_raise(
+    world, budget, limits, most, option
+):
     asked = (0, 2_000) if "output_tokens" in limits else 2_000
     one = budget(requests="1/min", name="gpt", **limits)
     for refuse in (lambda: world.enter(one.admit(asked)), lambda: one.forecast(asked=asked)):
@@ -158,7 +160,7 @@ def test_a_timeout_bounds_both_waits_together(world, budget, used, clock):
 
 
 @pytest.mark.anyio
-async def test_who_is_cancelled_while_waiting_for_the_turn_gives_back_its_tokens(budget, used, clock):
+async def test_a_call_cancelled_while_it_waits_for_its_slot_gives_back_its_tokens(budget, used, clock):
     one = budget(requests="1/min", tokens="60k/min")
     async with one.aadmit(500):
         pass
@@ -176,7 +178,7 @@ async def test_who_is_cancelled_while_waiting_for_the_turn_gives_back_its_tokens
     assert one.policies["requests"].forecast().first_in == 50.5
 
 
-def test_what_can_never_be_admitted_says_so(world, budget, used):
+def test_a_call_that_can_never_be_admitted_raises(world, budget, used):
     one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
     with pytest.raises(CostExceedsLimitError):
         world.enter(one.admit(1_001))
@@ -216,7 +218,7 @@ def test_where_the_key_is_refused_nothing_is_taken(refused, world, budget):
 # settling
 
 
-def test_what_was_used_is_charged(world, budget, used):
+def test_a_settled_call_is_charged_its_usage(world, budget, used):
     one = budget(requests="10/s", tokens="60k/min", capacity=60_000)
     call = one.admit(1_000)
     world.enter(call)
@@ -226,22 +228,22 @@ def test_what_was_used_is_charged(world, budget, used):
 
 
 @pytest.mark.parametrize(
-    "told", [60, (10, 50), TokenUsage(10, 50), {"prompt_tokens": 10, "completion_tokens": 50}]
+    "usage", [60, (10, 50), TokenUsage(10, 50), {"prompt_tokens": 10, "completion_tokens": 50}]
 )
-def test_it_may_be_told_in_many_ways(world, budget, used, told):
+def test_a_usage_may_have_many_forms(world, budget, used, usage):
     one = budget(tokens="60k/min")
     call = one.admit(1_000)
     world.enter(call)
-    assert world.settle(call, told) is True
+    assert world.settle(call, usage) is True
     assert used(one) == 60
 
 
-@pytest.mark.parametrize("told", [{}, {"usage": None}, {"id": "1"}, None, "yes", object()])
-def test_an_answer_without_usage_leaves_the_estimate(world, budget, used, told):
+@pytest.mark.parametrize("answer", [{}, {"usage": None}, {"id": "1"}, None, "yes", object()])
+def test_an_answer_without_usage_leaves_the_estimate(world, budget, used, answer):
     one = budget(tokens="60k/min")
     call = one.admit(1_000)
     world.enter(call)
-    assert world.settle(call, told) is False
+    assert world.settle(call, answer) is False
     assert used(one) == 1_000
 
 
@@ -262,7 +264,7 @@ def test_input_and_output_may_be_counted_apart(world, clock):
     assert full == {"input-tokens": 6.0, "output-tokens": 0.6}
 
 
-def test_a_bare_number_does_not_say_which_it_is(refused, clock):
+def test_a_bare_number_is_refused_where_input_and_output_count_apart(refused, clock):
     one = LLMBudget(input_tokens="30k/min", output_tokens="8k/min", clock=clock)
     refused(lambda: one.admit(500), "asked")
     refused(lambda: LLMBudget(input_tokens="30k/min", estimate=500), "estimate")
@@ -309,7 +311,7 @@ def test_an_error_gives_back_what_it_did_not_cost(world, budget, used, error, to
     assert one.policies["requests"].forecast().first_in == turn + held
 
 
-def test_what_was_settled_stands_whatever_comes_after(world, budget, used):
+def test_an_error_after_a_settlement_changes_nothing(world, budget, used):
     one = budget(tokens="60k/min")
 
     def body(call):
@@ -324,14 +326,14 @@ def test_what_was_settled_stands_whatever_comes_after(world, budget, used):
 @pytest.mark.parametrize(
     ("refund_on", "tokens"), [(LookupError, 0), ((), 700), (lambda error: "x" in str(error), 0)]
 )
-def test_refund_on_says_what_costs_nothing(world, budget, used, refund_on, tokens):
+def test_errors_in_refund_on_cost_nothing(world, budget, used, refund_on, tokens):
     one = budget(tokens="60k/min", refund_on=refund_on)
     with pytest.raises(LookupError):
         world.enter(one.admit(700), raising(LookupError("x")))
     assert used(one) == tokens
 
 
-def test_refund_on_stands_in_place_of_what_is_known(world, budget, used):
+def test_refund_on_replaces_the_built_in_rules(world, budget, used):
     one = budget(tokens="60k/min", refund_on=LookupError)
     with pytest.raises(RefusedByServer):
         world.enter(one.admit(700), raising(RefusedByServer(400)))
@@ -341,16 +343,16 @@ def test_refund_on_stands_in_place_of_what_is_known(world, budget, used):
 # looking, listening, closing
 
 
-def test_a_forecast_sees_both(budget):
+def test_a_forecast_covers_tokens_and_slots(budget):
     one = budget(requests="10/s", tokens="60k/min", capacity=1_000)
     assert one.forecast(asked=100).first_in == 0.0
-    assert one.forecast(21, asked=100).last_in == 2.0  # by the slots it were 2 s, by the tokens 1.1 s
+    assert one.forecast(21, asked=100).last_in == 2.0  # by the slots it would be 2 s, by the tokens 1.1 s
     assert one.forecast(21, asked=1_000).last_in == 20.0
     assert anyio.run(one.aforecast, 21, 1_000) == one.forecast(21, asked=1_000)
     assert anyio.run(one.aquotas) == one.quotas()
 
 
-def test_who_listens_hears_of_tokens_and_turns(budget):
+def test_a_listener_receives_events_of_tokens_and_slots(budget):
     one = budget(requests="10/s", tokens="60k/min", name="model", max_wait=0)
     events = []
     with one.listen(events.append):
@@ -360,8 +362,8 @@ def test_who_listens_hears_of_tokens_and_turns(budget):
             one.admit(300).__enter__()
     with one.admit(1, max_wait=1):
         pass
-    told = [(type(event), event.policy, event.cost) for event in events]
-    assert told == [
+    received = [(type(event), event.policy, event.cost) for event in events]
+    assert received == [
         (Reserved, "model.tokens", 500),
         (Reserved, "model.requests", 1),
         (Departed, "model.tokens", 500),
@@ -387,7 +389,7 @@ def test_a_call_leaves_both_with_the_later_slot(budget):
 
 
 @pytest.mark.parametrize("awaited", ["tokens", "requests"])
-def test_a_call_that_gives_up_departs_nowhere(budget, awaited):
+def test_a_call_that_gives_up_departs_from_neither_policy(budget, awaited):
     requests = "300/min burst 1" if awaited == "requests" else "6000/min"
     one = budget(requests=requests, tokens="60k/min", capacity=1_000, name="model")
     with one.admit(1_000 if awaited == "tokens" else 1):
@@ -413,7 +415,7 @@ def test_while_shaping_is_off_nothing_is_counted(world, budget, used):
     assert used(one) == 0
 
 
-def test_closing_closes_what_it_made(clock):
+def test_closing_closes_the_store_that_the_budget_made(clock):
     store = MemoryStore(clock)
     LLMBudget(tokens="60k/min", store=store).close()
     with LLMBudget(tokens="60k/min", store=store).admit(5):
@@ -426,15 +428,15 @@ def test_closing_closes_what_it_made(clock):
 
 
 @pytest.mark.parametrize(
-    ("said", "strategy"),
+    ("options", "strategy"),
     [
         ({"tokens": "90k/min"}, SlidingWindow(90_000, "60.5s", buckets=121, conservative=True)),
         ({"tokens": "90k/min", "capacity": 9_000}, TokenBucket("90_000/min", capacity=9_000)),
         ({"tokens": "90k/min burst 500"}, TokenBucket("90_000/min", capacity=500)),
     ],
 )
-def test_no_window_exceeds_the_limit_unless_a_capacity_is_said(said, strategy):
-    (gate,) = LLMBudget(**said).policies["tokens"].shaper.core.queue.gates
+def test_no_window_exceeds_the_limit_unless_a_capacity_is_given(options, strategy):
+    (gate,) = LLMBudget(**options).policies["tokens"].shaper.core.queue.gates
     assert gate == strategy
 
 
@@ -445,18 +447,18 @@ def test_tokens_may_be_any_strategy(world, clock):
     assert clock.now() == 60.0
 
 
-@pytest.mark.parametrize("told", [2_000_000, "2M", "2M/day", "2_000_000/day", Quota(2_000_000, "day")])
-def test_a_day_may_be_told_in_many_ways(told):
-    (day,) = LLMBudget(tokens_per_day=told).quotas()
+@pytest.mark.parametrize("limit", [2_000_000, "2M", "2M/day", "2_000_000/day", Quota(2_000_000, "day")])
+def test_a_daily_limit_may_have_many_forms(limit):
+    (day,) = LLMBudget(tokens_per_day=limit).quotas()
     assert (day.limit, day.per) == (2_000_000, "day")
 
 
 def test_an_estimate_may_be_a_number_or_a_function(world, budget):
     fixed = budget(tokens="60k/min", estimate=300)
     assert fixed.admit().reserved.total == fixed.admit(ask()).reserved.total == 300
-    asked = budget(tokens="60k/min", estimate=lambda max_tokens, **_: (7, max_tokens))
-    assert asked.admit(ask()).reserved == TokenUsage(7, 100)
-    assert asked.admit(55).reserved.total == 55
+    limits = budget(tokens="60k/min", estimate=lambda max_tokens, **_: (7, max_tokens))
+    assert limits.admit(ask()).reserved == TokenUsage(7, 100)
+    assert limits.admit(55).reserved.total == 55
 
 
 MISTAKES = {
@@ -486,14 +488,14 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("said", "field"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_says_what_to_write(refused, tmp_path, said, field):
-    if said.get("store") == "shared":
-        said = {**said, "store": SQLiteStore(tmp_path / "limits.db")}
-    refused(lambda: LLMBudget(**said), field)
+@pytest.mark.parametrize(("options", "field"), MISTAKES.values(), ids=MISTAKES)
+def test_a_wrong_argument_is_refused_with_a_fix(refused, tmp_path, options, field):
+    if options.get("store") == "shared":
+        options = {**options, "store": SQLiteStore(tmp_path / "limits.db")}
+    refused(lambda: LLMBudget(**options), field)
 
 
-def test_a_call_says_what_it_needs_to_be_told(refused, budget):
+def test_a_wrong_argument_of_a_call_is_refused_by_name(refused, budget):
     refused(lambda: budget(tokens="5/s").admit(), "asked")
     refused(lambda: budget(tokens="5/s").admit("text"), "asked")
     refused(lambda: budget(tokens="5/s", key="{model}").admit(5), "key")

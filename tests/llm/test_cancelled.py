@@ -1,4 +1,4 @@
-"""Cancelled while the store is slow to answer: what was known is settled, what was taken comes back."""
+"""Calls cancelled while the store is slow: a known usage is settled, and taken tokens come back."""
 
 import anyio
 import pytest
@@ -25,7 +25,7 @@ def one(store):
 
 
 async def cancelled(task, clock, after_s):
-    """Runs the task, and cancels it in the midst of the call to the store."""
+    """Runs the task, and cancels it in the middle of the call to the store."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(task)
         await clock.asleep(after_s, AsyncAlarm())
@@ -33,7 +33,7 @@ async def cancelled(task, clock, after_s):
 
 
 @pytest.mark.anyio
-async def test_who_knows_what_it_cost_settles_it(store, one, used):
+async def test_a_call_cancelled_while_it_settles_is_settled(store, one, used):
     async def task():
         async with one.aadmit(1_000) as call:
             store.slow = SLOW_S
@@ -45,7 +45,7 @@ async def test_who_knows_what_it_cost_settles_it(store, one, used):
 
 
 @pytest.mark.anyio
-async def test_what_an_error_did_not_cost_comes_back(store, one, used):
+async def test_tokens_that_an_error_did_not_cost_come_back(store, one, used):
     async def task():
         async with one.aadmit(1_000):
             store.slow = SLOW_S
@@ -58,7 +58,7 @@ async def test_what_an_error_did_not_cost_comes_back(store, one, used):
 
 
 @pytest.mark.anyio
-async def test_who_waits_for_the_turn_gives_back_the_tokens(store, one, used):
+async def test_a_call_that_waits_for_its_slot_gives_back_the_tokens(store, one, used):
     for _ in range(2):
         async with one.aadmit(100):
             pass
@@ -81,7 +81,7 @@ async def test_who_waits_for_the_turn_gives_back_the_tokens(store, one, used):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("trips", [2.5, 3.5])
-async def test_who_was_refused_the_turn_gives_back_the_tokens_also_then(store, one, used, trips):
+async def test_a_call_whose_slot_was_refused_gives_back_the_tokens(store, one, used, trips):
     for _ in range(2):
         async with one.aadmit(100):
             pass
@@ -98,7 +98,7 @@ async def test_who_was_refused_the_turn_gives_back_the_tokens_also_then(store, o
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("trips", [2.3, 2.8])
-async def test_who_has_asked_until_when_a_day_is_spent_keeps_no_tokens(store, used, trips):
+async def test_a_call_cancelled_while_a_spent_day_refuses_it_keeps_no_tokens(store, used, trips):
     one = LLMBudget(requests="600/min", tokens_per_day=100, store=store)
     first = one.admit(100)
     first.__enter__()

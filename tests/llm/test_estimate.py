@@ -1,4 +1,4 @@
-"""Estimates: rather too much than too little, from whatever a call is asked with."""
+"""Estimates rather exceed the usage than fall below it, for every form of a call."""
 
 from collections import deque
 
@@ -16,7 +16,7 @@ def by_words(text):
 
 
 class Encoding:
-    """As tiktoken's: `encode` refuses what looks like a mark of its own."""
+    """Like tiktoken's: `encode` refuses text that looks like one of its special tokens."""
 
     def encode(self, text):
         assert "<|end|>" not in text, "refused"
@@ -36,13 +36,13 @@ QUESTION = [{"role": "user", "content": "one two three"}]
 
 @pytest.mark.parametrize("count", [by_words, Encoding(), Tokenizer()])
 def test_a_counter_counts_the_texts(count):
-    told = estimated({"messages": QUESTION, "max_tokens": 9}, counter(count))
-    assert told == TokenUsage(6, 9)  # the names in a message are some too
+    usage = estimated({"messages": QUESTION, "max_tokens": 9}, counter(count))
+    assert usage == TokenUsage(6, 9)  # the names in a message count, too
 
 
 def test_a_mark_in_a_text_is_text():
-    told = estimated({"prompt": "one <|end|> three", "max_tokens": 9}, counter(Encoding()))
-    assert told == TokenUsage(3, 9)
+    usage = estimated({"prompt": "one <|end|> three", "max_tokens": 9}, counter(Encoding()))
+    assert usage == TokenUsage(3, 9)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_mark_in_a_text_is_text():
         ({}, 1_024),
     ],
 )
-def test_the_answer_is_as_long_as_it_may_be(arguments, output):
+def test_the_answer_is_estimated_at_its_longest(arguments, output):
     assert estimated(arguments, len) == TokenUsage(0, output)
 
 
@@ -96,16 +96,16 @@ def test_every_text_that_a_model_reads_counts(arguments):
     assert estimated(arguments, lambda text: text.count("?")).input == str(arguments).count("?")
 
 
-def test_what_can_be_read_only_once_is_refused(refused):
+def test_an_iterator_that_can_be_read_only_once_is_refused(refused):
     refused(lambda: estimated({"messages": ({"content": text} for text in "ab")}, len), "arguments")
 
 
-def test_what_a_model_does_not_read_does_not_count():
-    asked = {"model": "some", "metadata": {"user": "x" * 900}, "timeout": 5, "stream": True}
-    assert estimated(asked, len).input == 0
+def test_arguments_that_a_model_does_not_read_do_not_count():
+    request = {"model": "some", "metadata": {"user": "x" * 900}, "timeout": 5, "stream": True}
+    assert estimated(request, len).input == 0
 
 
-def test_an_answer_of_before_is_read():
+def test_an_earlier_answer_in_the_messages_counts():
     class Message(pydantic.BaseModel):
         content: str
         refusal: str | None = None
@@ -114,7 +114,7 @@ def test_an_answer_of_before_is_read():
 
 
 @pytest.mark.parametrize("argument", ["response_format", "text_format", "output_format"])
-def test_a_class_that_the_answer_is_to_be_counts_by_its_schema(argument):
+def test_a_response_class_counts_by_its_schema(argument):
     class Answer:
         @classmethod
         def model_json_schema(cls):
@@ -137,9 +137,9 @@ def test_a_class_that_the_answer_is_to_be_counts_by_its_schema(argument):
         {"type": "image_generation_call", "result": "A" * 10**6},
     ],
 )
-def test_a_picture_is_not_counted_by_its_letters(picture):
-    told = estimated({"messages": [{"role": "user", "content": [picture]}]}, counter(None))
-    assert 1_600 <= told.input < 1_700
+def test_a_picture_does_not_count_by_its_letters(picture):
+    usage = estimated({"messages": [{"role": "user", "content": [picture]}]}, counter(None))
+    assert 1_600 <= usage.input < 1_700
 
 
 @pytest.mark.parametrize(
@@ -153,29 +153,29 @@ def test_a_picture_is_not_counted_by_its_letters(picture):
     ],
 )
 def test_text_counts_by_its_letters_wherever_it_stands(part):
-    told = estimated({"messages": [{"role": "user", "content": [part]}]}, counter(None))
-    assert told.input >= 10_000
+    usage = estimated({"messages": [{"role": "user", "content": [part]}]}, counter(None))
+    assert usage.input >= 10_000
 
 
 @pytest.mark.parametrize("argument", ["prompt", "input"])
 @pytest.mark.parametrize("tokens", [[1] * 90, [[1] * 40, [2] * 50]])
-def test_a_token_counts_as_one(argument, tokens):
+def test_a_token_id_counts_as_one(argument, tokens):
     assert estimated({argument: tokens}, counter(None)).input == 90
 
 
 @given(st.text(max_size=200))
 def test_no_letter_is_less_than_a_third_of_a_token(text):
-    told = estimated({"prompt": text}, counter(None)).input
-    assert 3 * told >= len(text.encode(errors="replace"))
+    tokens = estimated({"prompt": text}, counter(None)).input
+    assert 3 * tokens >= len(text.encode(errors="replace"))
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=5))
 def test_more_text_is_never_estimated_at_less(texts):
-    told = [estimated({"prompt": texts[:length]}, counter(None)).input for length in range(len(texts) + 1)]
-    assert told == sorted(told)
+    inputs = [estimated({"prompt": texts[:length]}, counter(None)).input for length in range(len(texts) + 1)]
+    assert inputs == sorted(inputs)
 
 
-def test_a_counter_is_used_for_what_is_admitted():
+def test_a_counter_is_used_for_admitted_calls():
     budget = LLMBudget(tokens="60k/min", count=by_words)
     assert budget.admit({"prompt": "one two three", "max_tokens": 9}).reserved == TokenUsage(3, 9)
 

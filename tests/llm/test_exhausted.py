@@ -1,4 +1,4 @@
-"""An exhausted account, as the SDKs of OpenAI and Anthropic tell of it: the budget is held, and says why."""
+"""An exhausted account, as OpenAI and Anthropic report it: the budget is held, and its errors say why."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def clients(request, model):
 
 @pytest.mark.parametrize("streamed", [{}, {"stream": True}], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("path", "status", "refusal", "error"), REFUSALS.values(), ids=REFUSALS)
-def test_the_budget_is_held_and_says_why(
+def test_the_budget_is_held_and_its_error_names_the_reason(
     clients, model, budget, used, path, status, refusal, error, streamed
 ):
     one = budget(requests="500/min", tokens="60k/min", capacity=60_000, max_wait="10s", name="llm")
@@ -44,7 +44,7 @@ def test_the_budget_is_held_and_says_why(
         with pytest.raises(AccountExhaustedError) as caught:
             clients.ask(one, path, **CHAT, **streamed)
     assert caught.value.policy == "llm.tokens"
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
     assert used(one) == 0
     assert {event for event in events if isinstance(event, Exhausted)} == {
         Exhausted("llm.tokens", "default", 60.0),
@@ -52,7 +52,7 @@ def test_the_budget_is_held_and_says_why(
     }
 
 
-def test_a_call_that_may_wait_finds_out_whether_there_is_credit_again(clients, model, budget, clock):
+def test_a_call_that_may_wait_tries_again_after_the_hold(clients, model, budget, clock):
     one = budget(requests="500/min", tokens="60k/min", capacity=60_000)
     model.status, model.refusal = 429, QUOTA
     for _ in range(2):

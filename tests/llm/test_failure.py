@@ -1,4 +1,4 @@
-"""Failures: what an error says of what its call has cost."""
+"""Failures: what an error implies about the cost of its call."""
 
 from socket import gaierror
 
@@ -56,38 +56,38 @@ SENT = {
 
 
 @pytest.mark.parametrize("error", UNSENT.values(), ids=UNSENT)
-def test_what_did_not_leave_cost_nothing(error):
+def test_a_call_that_did_not_leave_cost_nothing(error):
     assert never_sent(error)
     assert never_ran(error)
 
 
 @pytest.mark.parametrize("error", SENT.values(), ids=SENT)
-def test_of_all_else_nobody_knows(error):
+def test_the_cost_of_other_errors_is_unknown(error):
     assert not never_sent(error)
     assert not never_ran(error)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 429])
-def test_what_the_server_refused_did_not_run_but_was_sent(status):
+def test_a_call_that_the_server_refused_was_sent_but_did_not_run(status):
     assert never_ran(RefusedByServer(status))
     assert not never_sent(RefusedByServer(status))
 
 
 @pytest.mark.parametrize("status", [200, 302, 408, 499, 500, 502, 503, 504, 529])
-def test_of_other_answers_nobody_knows(status):
+def test_the_cost_of_other_answers_is_unknown(status):
     assert not never_ran(RefusedByServer(status))
 
 
-def test_what_happened_on_the_way_does_not_count():
-    """Only what an error comes from: where a fallback failed after a refusal, something was sent."""
+def test_earlier_errors_in_the_context_do_not_count():
+    """Only the cause of an error counts: where a fallback failed after a refusal, something was sent."""
     error = TimeoutError("the second server")
     error.__context__ = REFUSED
     assert not never_ran(error)
     error.__suppress_context__ = True
-    assert never_ran(error)  # it was raised in place of the refusal, `from None`
+    assert never_ran(error)  # raised in place of the refusal, `from None`
 
 
-def test_a_client_that_finds_nobody_says_so(free_port):
+def test_a_failed_connection_counts_as_never_sent(free_port):
     url = f"http://localhost:{free_port}/"
     with pytest.raises(httpx.ConnectError) as caught:
         httpx.get(url)
@@ -99,7 +99,7 @@ def test_a_client_that_finds_nobody_says_so(free_port):
 
 
 @pytest.mark.anyio
-async def test_an_asynchronous_client_that_finds_nobody_says_so(free_port):
+async def test_a_failed_asynchronous_connection_counts_as_never_sent(free_port):
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.ConnectError) as caught:
             await client.get(f"http://localhost:{free_port}/")

@@ -1,4 +1,4 @@
-"""Estimates that learn: what they go by, their bounds, the promise that they keep, and what they gain."""
+"""Estimates that learn: their sources, their bounds, the promise that they keep, and their gain."""
 
 import os
 import random
@@ -19,8 +19,8 @@ PRICES = {"some": {"input": "2.50", "output": "10"}}
 ESTIMATE = TokenUsage(1_000, 1_000)
 
 
-def taught(usages, *, estimate=ESTIMATE, **said):
-    learning = Learning(**{"scales_input": True, "lowers": True, **said})
+def taught(usages, *, estimate=ESTIMATE, **options):
+    learning = Learning(**{"scales_input": True, "lowers": True, **options})
     for usage in usages:
         learning.learn("me", estimate, usage)
     return learning
@@ -42,20 +42,20 @@ def test_a_learned_estimate_has_bounds_both_ways(usages, learned_by, estimate, l
     if not scales_input:
         assert given_ == estimate.input
     if not lowers or len(usages) < ENOUGH:
-        # The promise of the strict mode: nothing is reserved that is less than the worst case.
+        # The promise of the strict mode: no reservation is below the worst case.
         assert given_ >= estimate.input
         assert answered == estimate.output
 
 
 @given(USAGES.filter(lambda usages: len(usages) >= ENOUGH))
-def test_within_its_bounds_it_covers_the_calls_it_goes_by(usages):
+def test_a_learned_estimate_covers_the_last_calls_within_its_bounds(usages):
     given_, answered = taught(usages).scaled("me", ESTIMATE)[:2]
     for usage in usages[-LAST:]:
         assert given_ >= min(usage.input + usage.uncounted, 2_000)
         assert answered >= min(usage.output, 1_000)
 
 
-def test_what_is_long_ago_is_forgotten():
+def test_old_calls_are_forgotten():
     learning = taught([TokenUsage(2_000, 1_000), *[TokenUsage(500, 250)] * LAST])
     assert learning.scaled("me", ESTIMATE) == TokenUsage(500, 250)
     assert learning.scaled("you", ESTIMATE) == ESTIMATE
@@ -64,20 +64,20 @@ def test_what_is_long_ago_is_forgotten():
 def test_it_remembers_the_keys_and_models_that_were_settled_last():
     learning = Learning(scales_input=True, lowers=True)
     settled = ["kept", *map(str, range(MOST_KEYS - 1)), "kept", "new", "newer"]
-    for whose in settled:
-        learning.learn(whose, ESTIMATE, TokenUsage(2_000, 0))
-    forgotten = [whose for whose in settled if learning.scaled(whose, ESTIMATE) == ESTIMATE]
+    for owner in settled:
+        learning.learn(owner, ESTIMATE, TokenUsage(2_000, 0))
+    forgotten = [owner for owner in settled if learning.scaled(owner, ESTIMATE) == ESTIMATE]
     assert forgotten == ["0", "1"]
 
 
 # budgets
 
 
-def ask(budget, used, times=1, **asked):
-    """Calls of a prompt of a hundred tokens by its bytes; what the last one reserved."""
+def ask(budget, used, times=1, **more):
+    """Makes calls with a prompt of a hundred tokens by its bytes; returns what the last one reserved."""
     reserved = None
     for _ in range(times):
-        with budget.admit({"model": "some", "prompt": "abc" * 100, "max_tokens": 1_000, **asked}) as call:
+        with budget.admit({"model": "some", "prompt": "abc" * 100, "max_tokens": 1_000, **more}) as call:
             reserved = call.reserved
             call.settle(used)
     return reserved
@@ -91,7 +91,7 @@ WORST, LEARNED = (100, 1_000), (61, 250)
 
 
 @pytest.mark.parametrize(
-    ("said", "reserved"),
+    ("options", "reserved"),
     [
         ({"tokens": "90k/min", "capacity": 90_000}, LEARNED),
         ({"tokens": "90k/min burst 90k"}, LEARNED),
@@ -106,8 +106,8 @@ WORST, LEARNED = (100, 1_000), (61, 250)
         ({"tokens": "90k/min", "capacity": 90_000, "estimate": lambda **_: (100, 1_000)}, WORST),
     ],
 )
-def test_only_what_token_buckets_keep_is_estimated_below_the_worst_case(said, reserved):
-    budget = LLMBudget(**said, clock=ManualClock(autojump=True))
+def test_only_budgets_with_token_buckets_estimate_below_the_worst_case(options, reserved):
+    budget = LLMBudget(**options, clock=ManualClock(autojump=True))
     assert ask(budget, answer(60, 100), times=ENOUGH)[:2] == WORST
     assert ask(budget, answer(60, 100))[:2] == reserved
 
@@ -128,13 +128,13 @@ def test_keys_and_models_learn_apart():
     assert ask(budget, answer(60, 100), user="a", model=["odd"])[:2] == WORST
 
 
-def test_what_was_learned_never_decides_whether_a_call_can_be_admitted():
+def test_a_learned_estimate_does_not_decide_whether_a_call_can_be_admitted():
     budget = LLMBudget(tokens="1100/min", clock=ManualClock(autojump=True))
     for _ in range(2):
         assert ask(budget, answer(150, 10))[:2] == WORST
 
 
-def test_bare_numbers_and_what_was_only_seen_teach_nothing():
+def test_bare_numbers_and_aborted_streams_teach_nothing():
     budget = LLMBudget(tokens="90k/min", clock=ManualClock(autojump=True))
     ask(budget, 1_000)
 
@@ -183,7 +183,7 @@ def test_a_forked_child_knows_what_its_parent_did():
 
 
 def test_an_interrupt_loses_nothing():
-    """A signal at any line: what was known before is known, and another call learns on."""
+    """A signal at any line: what was learned before stays, and another call goes on learning."""
     learning, before = taught([TokenUsage(2_000, 0)]), signal.getsignal(signal.SIGALRM)
 
     class Interrupted(Exception):
@@ -209,11 +209,11 @@ def test_an_interrupt_loses_nothing():
 
 
 class Crowd:
-    """Tasks that ask one after the other, on virtual time; when each left, and with what usage."""
+    """Tasks that call one after the other, in virtual time; when each left, and with what usage."""
 
-    def __init__(self, **said):
+    def __init__(self, **options):
         self.clock = ManualClock(autojump=True)
-        self.budget = LLMBudget(**said, clock=self.clock)
+        self.budget = LLMBudget(**options, clock=self.clock)
         self.left = []
 
     async def one(self, prompt, most, used, lasts_s):
@@ -228,7 +228,7 @@ class Crowd:
 
 
 def calls(begins_s, most_share):
-    """Calls (instant, prompt, bound, shares that are used of both, length)."""
+    """Calls (instant, prompt, bound, used shares of both, length)."""
     share = st.floats(0, most_share)
     return st.tuples(
         st.floats(begins_s, begins_s + 20),
@@ -243,13 +243,13 @@ def calls(begins_s, most_share):
 @settings(max_examples=60, deadline=None)
 @given(
     taught=st.lists(calls(0, 0.1), min_size=ENOUGH, max_size=20),
-    asked=st.lists(
+    judged=st.lists(
         calls(100, 1) | st.tuples(st.just(100.0), st.just(0), *[st.just(n) for n in (600, 0, 1, 20)]),
         max_size=40,
     ),
 )
-def test_with_learned_estimates_no_minute_has_more_than_the_limit(taught, asked):
-    """Whatever is used within the bytes of the prompt and max_tokens, and whatever earlier calls taught."""
+def test_with_learned_estimates_no_minute_has_more_than_the_limit(taught, judged):
+    """The law holds for every usage within the bytes of the prompt and max_tokens, whatever was learned."""
     crowd = Crowd(tokens="3000/min")
 
     async def later(at_s, given_, most, share, rest, lasts_s):
@@ -258,17 +258,17 @@ def test_with_learned_estimates_no_minute_has_more_than_the_limit(taught, asked)
 
     async def main():
         async with anyio.create_task_group() as tasks:
-            for call in taught + asked:
+            for call in taught + judged:
                 tasks.start_soon(later, *call)
 
     anyio.run(main)
-    assert len(crowd.left) == len(taught) + len(asked)
+    assert len(crowd.left) == len(taught) + len(judged)
     assert crowd.worst_minute() <= 3_000
 
 
-def share_used(minutes=10, workers=60, **said):
+def share_used(minutes=10, workers=60, **options):
     """The share of the limit that is used by answers of a tenth of `max_tokens` that take 10 to 30 s."""
-    crowd, chance = Crowd(tokens="60k/min", **said), random.Random(7)
+    crowd, chance = Crowd(tokens="60k/min", **options), random.Random(7)
 
     async def work():
         while crowd.clock.now() < minutes * 60:
@@ -286,7 +286,7 @@ def share_used(minutes=10, workers=60, **said):
 
 
 @pytest.mark.long
-def test_what_learning_gains_where_answers_use_a_tenth_of_their_bound():
+def test_learned_estimates_raise_the_throughput_of_answers_below_their_bound():
     learned, worst = share_used(capacity=20_000)
     plain, worst_plain = share_used(capacity=20_000, learn=False)
     strict, worst_strict = share_used()

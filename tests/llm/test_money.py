@@ -50,13 +50,13 @@ SPENDER = Path(__file__).with_name("spender.py")
 def spend(clock):
     """Makes a budget on the test's clock."""
 
-    def made(spend="1 USD/day", **said):
-        return LLMBudget(**{"spend": spend, "prices": PRICES, "clock": clock, **said})
+    def made(spend="1 USD/day", **options):
+        return LLMBudget(**{"spend": spend, "prices": PRICES, "clock": clock, **options})
 
     return made
 
 
-def asked(output, model="big", prompt=""):
+def request_for(output, model="big", prompt=""):
     return {"model": model, "prompt": prompt, "max_tokens": output}
 
 
@@ -64,7 +64,7 @@ def spent(budget, key=None):
     return [limit.used for limit in budget.spending(key)]
 
 
-def told(given, answered, cached=0, thought=0):
+def answer_of(given, answered, cached=0, thought=0):
     return {
         "usage": {
             "prompt_tokens": given,
@@ -86,7 +86,7 @@ def test_a_price_is_a_number_in_any_exact_form(amount):
     )
 
 
-def test_a_float_is_what_it_says():
+def test_a_float_price_means_its_shortest_decimal():
     assert prices_from({"m": {"input": 0.1, "output": 0.15}}).models["m"][::3] == (
         UNIT // 10,
         15 * UNIT // 100,
@@ -118,7 +118,7 @@ def test_prices_come_from_a_file(tmp_path, name, text, form, encoding):
 
 
 @pytest.mark.parametrize(
-    ("said", "field", "bound"),
+    ("table", "field", "bound"),
     [
         ({}, "prices", "no models"),
         ({"currency": "USD"}, "prices", "no models"),
@@ -139,9 +139,9 @@ def test_prices_come_from_a_file(tmp_path, name, text, form, encoding):
         ("nowhere.toml", "prices", "cannot be read"),
     ],
 )
-def test_what_is_no_table_of_prices_is_refused(said, field, bound):
+def test_an_invalid_table_of_prices_is_refused(table, field, bound):
     with pytest.raises(ConfigError) as refused:
-        prices_from(said)
+        prices_from(table)
     assert refused.value.field == field
     assert bound in refused.value.bound
 
@@ -149,7 +149,7 @@ def test_what_is_no_table_of_prices_is_refused(said, field, bound):
 @pytest.mark.parametrize(
     ("name", "text"), [("p.toml", "= 5"), ("p.json", "{"), ("p.json", "[]"), ("p.toml", "a = 1")]
 )
-def test_a_file_that_holds_none_is_refused(tmp_path, name, text):
+def test_a_file_without_prices_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError):
         prices_from(tmp_path / name)
@@ -157,8 +157,13 @@ def test_a_file_that_holds_none_is_refused(tmp_path, name, text):
 
 COUNTS = st.integers(0, 10**7)
 USAGES = st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS).map(
-    lambda told: TokenUsage(
-        sum(told[:3]), told[3] + told[4], cached=told[1], written=told[2], reasoning=told[4], uncounted=0
+    lambda answer_of: TokenUsage(
+        sum(answer_of[:3]),
+        answer_of[3] + answer_of[4],
+        cached=answer_of[1],
+        written=answer_of[2],
+        reasoning=answer_of[4],
+        uncounted=0,
     )
 )
 MODELS = st.builds(Price, *[st.integers(0, 10**11)] * 5)
@@ -182,7 +187,7 @@ def test_a_cost_is_rounded_up_once_and_never_down(price, usage, uncounted):
 
 
 @given(MODELS, USAGES, COUNTS, COUNTS)
-def test_what_is_reserved_covers_whatever_the_tokens_turn_out_to_be(price, usage, more, uncounted):
+def test_a_reservation_covers_every_usage_within_its_tokens(price, usage, more, uncounted):
     estimate = TokenUsage(usage.input + uncounted + more, usage.output + more)
     assert price.most(estimate) >= price.cost(usage._replace(uncounted=uncounted))
 
@@ -207,7 +212,7 @@ def test_a_limit_is_an_amount_in_a_currency_and_a_period(text, limit, per):
 
 
 @pytest.mark.parametrize(
-    ("said", "field"),
+    ("options", "field"),
     [
         ({"spend": "50/day"}, "spend"),
         ({"spend": "50 USD"}, "spend"),
@@ -231,13 +236,13 @@ def test_a_limit_is_an_amount_in_a_currency_and_a_period(text, limit, per):
         ({"estimate": 500}, "estimate"),
     ],
 )
-def test_what_is_no_limit_of_money_is_refused(spend, said, field):
+def test_an_invalid_limit_of_money_is_refused(spend, options, field):
     with pytest.raises(ConfigError) as refused:
-        spend(**said)
+        spend(**options)
     assert refused.value.field == field
 
 
-def test_a_day_begins_where_the_account_is(spend):
+def test_a_day_begins_at_midnight_in_the_time_zone_of_the_account(spend):
     (day,) = spend("1 USD/day", tz="Europe/Berlin").spending()
     assert datetime.fromtimestamp(day.resets_at, UTC).hour == 23
 
@@ -245,29 +250,29 @@ def test_a_day_begins_where_the_account_is(spend):
 # calls
 
 
-def test_a_call_reserves_the_most_that_it_can_cost_and_is_charged_what_it_did(spend):
+def test_a_call_reserves_the_most_that_it_can_cost_and_is_charged_its_cost(spend):
     budget = spend()
-    with budget.admit(asked(1_000, prompt="abc" * 100)) as call:
+    with budget.admit(request_for(1_000, prompt="abc" * 100)) as call:
         # A hundred tokens that may all be written to a cache, and a thousand that may all be thoughts.
         assert spent(budget) == [Decimal("0.0123125")]
-        assert call.settle(told(80, 500, cached=60, thought=200))
+        assert call.settle(answer_of(80, 500, cached=60, thought=200))
     assert spent(budget) == [Decimal("0.000050") + Decimal("0.000075") + Decimal("0.003") + Decimal("0.0024")]
 
 
-def test_what_anthropic_reads_from_its_cache_and_writes_to_it_is_paid(spend):
+def test_cache_reads_and_writes_of_anthropic_are_charged(spend):
     budget = spend()
     usage = {"input_tokens": 50, "cache_creation_input_tokens": 248, "cache_read_input_tokens": 100_000}
-    with budget.admit(asked(1_000)) as call:
+    with budget.admit(request_for(1_000)) as call:
         call.settle({"usage": {**usage, "output_tokens": 500}})
     paid = 50 * Decimal("2.5") + 248 * Decimal("3.125") + 100_000 * Decimal("1.25") + 500 * 10
     assert spent(budget) == [paid / 10**6]
 
 
-def test_the_price_is_that_of_the_model_which_was_asked(spend):
+def test_the_price_is_that_of_the_called_model(spend):
     budget = spend()
 
     def create(*, model="small", prompt, max_tokens):
-        answer = told(1_000, 100)
+        answer = answer_of(1_000, 100)
         return SimpleNamespace(model="big", usage=answer["usage"])
 
     budget.wrap(create)(prompt="why?", max_tokens=5)
@@ -285,7 +290,7 @@ def test_a_model_without_a_price_is_an_error_that_names_those_with_one(spend, as
     assert refused.value.field == "model"
 
 
-def test_tokens_are_told_with_their_model_and_apart(spend):
+def test_bare_tokens_need_a_model_and_input_and_output_apart(spend):
     budget = spend()
     with budget.admit((100, 1_000), model="small") as call:
         assert spent(budget) == [Decimal("0.0003075")]
@@ -341,19 +346,19 @@ def test_a_cost_beyond_all_budgets_leaves_nothing(spend):
 
 def test_shares_that_are_reached_are_reported(spend, clock):
     budget = spend("0.12 USD/day", alerts=(0.5, 0.8, 1))
-    heard = []
-    with budget.listen(heard.append):
+    events = []
+    with budget.listen(events.append):
         for _ in range(10):
             clock.advance(1)
             with budget.admit((0, 1_000), model="big"):
                 pass
-    shares = [event.share for event in heard if isinstance(event, BudgetReached)]
+    shares = [event.share for event in events if isinstance(event, BudgetReached)]
     assert shares == [0.5, 0.8, 1.0]
 
 
-def test_money_is_told_apart_from_tokens(spend):
+def test_events_name_money_and_tokens_separately(spend):
     budget = spend(tokens_per_day=5_000)
-    with budget.admit(asked(1_000)):
+    with budget.admit(request_for(1_000)):
         pass
     assert [day.used for day in budget.quotas()] == [1_000]
     (day,) = budget.spending()
@@ -372,7 +377,7 @@ def test_an_amount_is_exact(units):
 
 def test_a_call_is_charged_to_its_key_and_to_all_of_them_or_to_neither(spend):
     budget = spend("0.03 USD/day", total="0.05 USD/day", key="{user}")
-    ask = lambda user: {**asked(1_000), "user": user}  # noqa: E731 - one line, three calls
+    ask = lambda user: {**request_for(1_000), "user": user}  # noqa: E731 - one line, three calls
     for user in "aabb":
         with budget.admit(ask(user)):
             pass
@@ -386,18 +391,18 @@ def test_a_call_is_charged_to_its_key_and_to_all_of_them_or_to_neither(spend):
 
 def test_the_limit_of_all_keys_may_be_the_only_one(spend):
     budget = spend(None, total="0.012 USD/day", key="{user}")
-    with budget.admit({**asked(1_000), "user": "a"}), pytest.raises(QuotaExhaustedError):
-        budget.admit({**asked(1_000), "user": "b"}).__enter__()
+    with budget.admit({**request_for(1_000), "user": "a"}), pytest.raises(QuotaExhaustedError):
+        budget.admit({**request_for(1_000), "user": "b"}).__enter__()
 
 
 @pytest.mark.anyio
-async def test_what_one_key_gives_back_to_the_limit_of_all_wakes_the_others(spend, clock):
+async def test_a_settlement_of_one_key_wakes_calls_of_others_that_wait_for_the_limit_of_all(spend, clock):
     budget = spend(None, total="0.012 USD/day", key="{user}", max_wait="2d")
-    first = await budget.aadmit({**asked(1_000), "user": "a"}).__aenter__()
+    first = await budget.aadmit({**request_for(1_000), "user": "a"}).__aenter__()
     left = {}
 
     async def wait(user):
-        async with budget.aadmit({**asked(400), "user": user}):
+        async with budget.aadmit({**request_for(400), "user": user}):
             left[user] = clock.now()
 
     async with anyio.create_task_group() as tasks:
@@ -409,20 +414,20 @@ async def test_what_one_key_gives_back_to_the_limit_of_all_wakes_the_others(spen
 
 
 @pytest.mark.anyio
-async def test_what_a_call_of_one_key_had_taken_that_is_cancelled_wakes_the_others(spend, clock):
+async def test_a_cancelled_call_of_one_key_wakes_calls_of_others_that_wait_for_the_limit_of_all(spend, clock):
     budget = spend(None, total="0.012 USD/day", requests="1/min", key="{user}", max_wait="2d")
     scope, left = anyio.CancelScope(), []
 
     async def give_up():
         with scope:
-            await budget.aadmit({**asked(1_000), "user": "a"}).__aenter__()
+            await budget.aadmit({**request_for(1_000), "user": "a"}).__aenter__()
 
     async def wait():
-        async with budget.aadmit({**asked(400), "user": "b"}):
+        async with budget.aadmit({**request_for(400), "user": "b"}):
             left.append(clock.now())
 
     async with anyio.create_task_group() as tasks:
-        await (await budget.aadmit({**asked(1_000), "user": "a"}).__aenter__()).asettle((0, 0))
+        await (await budget.aadmit({**request_for(1_000), "user": "a"}).__aenter__()).asettle((0, 0))
         tasks.start_soon(give_up)
         # It has taken everything, and waits for its slot.
         await clock.asleep(60.4, AsyncAlarm())
@@ -436,20 +441,20 @@ async def test_what_a_call_of_one_key_had_taken_that_is_cancelled_wakes_the_othe
 def test_a_hold_of_one_key_does_not_hold_the_others(spend):
     budget = spend(total="5 USD/day", key="{user}", max_wait=0)
     refused = SimpleNamespace(status_code=429, headers={"retry-after": "60"})
-    with budget.admit({**asked(5), "user": "a"}) as call:
+    with budget.admit({**request_for(5), "user": "a"}) as call:
         call.observe(refused)
-    with budget.admit({**asked(5), "user": "b"}):
+    with budget.admit({**request_for(5), "user": "b"}):
         pass
     with pytest.raises(QueueFullError):
-        budget.admit({**asked(5), "user": "a"}).__enter__()
+        budget.admit({**request_for(5), "user": "a"}).__enter__()
 
 
 def test_a_hold_stops_all_keys_where_only_the_account_is_limited(spend):
     budget = spend(None, total="5 USD/day", key="{user}", max_wait=0)
-    with budget.admit({**asked(5), "user": "a"}) as call:
+    with budget.admit({**request_for(5), "user": "a"}) as call:
         call.observe(SimpleNamespace(status_code=429, headers={"retry-after": "60"}))
     with pytest.raises(QueueFullError):
-        budget.admit({**asked(5), "user": "b"}).__enter__()
+        budget.admit({**request_for(5), "user": "b"}).__enter__()
 
 
 # laws
@@ -482,8 +487,8 @@ def make_store(request, tmp_path):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(CALL, min_size=5, max_size=40))
-def test_books_are_the_truth_and_no_promise_exceeds_the_limit(make_store, calls):
-    """On each store: of a key and of all, at any time, what is spent and reserved is within the limit."""
+def test_the_books_are_exact_and_reservations_never_exceed_the_limit(make_store, calls):
+    """On each store: at any time, what a key and all keys have spent and reserved is within the limit."""
     store, _ = make_store()
     budget = LLMBudget(
         spend="0.06 USD/day", total="0.1 USD/day", prices=PRICES, key="{user}", name="model", store=store
@@ -565,14 +570,14 @@ def test_three_processes_never_spend_more_than_the_limit(tmp_path, kind):
     with nullcontext() if kind == "sqlite" else RedisServer() as server:
         url = server.url if server else tmp_path / "limits.db"
         costs = Counter()
-        for said in said_together([(SPENDER, url, seed) for seed in range(3)], PATIENCE_S):
-            costs.update(json.loads(said))
+        for line in said_together([(SPENDER, url, seed) for seed in range(3)], PATIENCE_S):
+            costs.update(json.loads(line))
     assert max(costs.values()) <= UNIT // 2
     assert 0.9 * UNIT <= costs.total() <= UNIT
 
 
 class Settles(logging.Handler):
-    """Settles a call when another one says that it is going to wait."""
+    """Settles a call when another one logs that it is going to wait."""
 
     def __init__(self, call):
         super().__init__()
@@ -583,7 +588,7 @@ class Settles(logging.Handler):
             self.call.settle((0, 0))
 
 
-def test_what_comes_back_before_a_call_stands_in_line_is_not_missed(spend, caplog):
+def test_a_settlement_just_before_a_call_waits_is_not_missed(spend, caplog):
     clock = ManualClock(autojump=True)
     budget = spend("0.02 USD/day", clock=clock, max_wait="2d")
     log = logging.getLogger("shapekit.shaper")

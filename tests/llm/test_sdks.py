@@ -1,4 +1,4 @@
-"""The SDKs of OpenAI and Anthropic, as they are: one line, and their calls are budgeted."""
+"""The unchanged SDKs of OpenAI and Anthropic: one line puts a budget on their calls."""
 
 import gc
 import operator
@@ -44,23 +44,23 @@ class Clients:
             http = anthropic.DefaultHttpxClient(transport=transport)
             self.anthropic = anthropic.Anthropic(**own, http_client=http)
 
-    def ask(self, one, path, most=None, **asked):
+    def ask(self, one, path, most=None, **arguments):
         """Calls a wrapped method; of a stream it reads all, or the first few items."""
         method = self
         for step in path.split("."):
             method = getattr(method, step)
         create = one.wrap(method)
         if self.is_async:
-            return anyio.run(self._aask, create, most, asked)
-        answer = create(**asked)
-        if not asked.get("stream"):
+            return anyio.run(self._aask, create, most, arguments)
+        answer = create(**arguments)
+        if not arguments.get("stream"):
             return answer
         with answer as stream:
             return [item for item, _ in zip(stream, range(most or 99), strict=False)]
 
-    async def _aask(self, create, most, asked):
-        answer = await create(**asked)
-        if not asked.get("stream"):
+    async def _aask(self, create, most, arguments):
+        answer = await create(**arguments)
+        if not arguments.get("stream"):
             return answer
         items = []
         async with answer as stream:
@@ -88,15 +88,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("path", "asked", "tokens"), CALLS.values(), ids=CALLS)
-def test_a_call_costs_what_its_answer_says(clients, one, used, path, asked, tokens):
-    told = clients.ask(one, path, **asked)
+@pytest.mark.parametrize(("path", "arguments", "tokens"), CALLS.values(), ids=CALLS)
+def test_a_call_costs_the_usage_of_its_answer(clients, one, used, path, arguments, tokens):
+    answer = clients.ask(one, path, **arguments)
     assert used(one) == tokens
-    # What comes back is the SDK's own.
-    if asked.get("stream"):
-        assert all(type(item).__module__.startswith(("openai.", "anthropic.")) for item in told)
+    # The items that come back are the SDK's own.
+    if arguments.get("stream"):
+        assert all(type(item).__module__.startswith(("openai.", "anthropic.")) for item in answer)
     else:
-        assert type(told).__name__ in ("ChatCompletion", "Response", "Message", "CreateEmbeddingResponse")
+        assert type(answer).__name__ in ("ChatCompletion", "Response", "Message", "CreateEmbeddingResponse")
 
 
 def test_a_stream_that_is_left_costs_what_was_seen(clients, one, used, afterwards):
@@ -104,12 +104,12 @@ def test_a_stream_that_is_left_costs_what_was_seen(clients, one, used, afterward
     assert len(clients.ask(one, "anthropic.messages.create", 2, **CHAT, stream=True)) == 2
     gc.collect()
     afterwards()
-    # Anthropic has told the input, and a token of the answer.
+    # Anthropic has sent the input, and a token of the answer.
     assert used(one) == (8 + 1) + (42 + 1)
 
 
 @pytest.mark.parametrize("path", ["openai.chat.completions.create", "anthropic.messages.create"])
-def test_a_refusal_holds_everybody_and_gives_back_the_tokens(clients, model, one, used, clock, path):
+def test_a_refusal_holds_all_calls_and_gives_back_the_tokens(clients, model, one, used, clock, path):
     model.status, model.headers = 429, {"retry-after": "7"}
     sdk = openai if path.startswith("openai") else anthropic
     with pytest.raises(sdk.RateLimitError):
@@ -117,7 +117,7 @@ def test_a_refusal_holds_everybody_and_gives_back_the_tokens(clients, model, one
     assert used(one) == 0
     model.status, model.headers = 200, {}
     clients.ask(one, path, **CHAT)
-    assert clock.now() == 7.12  # the request that was refused was one
+    assert clock.now() == 7.12  # the refused request was one
 
 
 @pytest.mark.parametrize("streamed", [{}, COUNTED], ids=["whole", "streamed"])
@@ -125,17 +125,17 @@ def test_the_headers_of_every_answer_are_read(clients, model, one, clock, stream
     left = {"remaining": "100", "limit": "60000", "reset": "59.9s"}
     model.headers = {f"x-ratelimit-{name}-tokens": value for name, value in left.items()}
     clients.ask(one, "openai.chat.completions.create", **CHAT, **streamed)
-    # 408 of the tokens that such a call needs are missing, at a thousand in a second.
+    # 408 of the tokens that such a call needs are missing, and a thousand come in a second.
     assert one.policies["tokens"].forecast().first_in == pytest.approx(0.408)
 
 
-def test_a_raw_response_is_the_callers(clients, model, one, used):
+def test_a_raw_response_is_returned_and_settled(clients, model, one, used):
     model.headers = {"retry-after": "7", "x-ratelimit-remaining-requests": "0"}
-    for path, asked, tokens in (CALLS["chat"], CALLS["messages"]):
+    for path, arguments, tokens in (CALLS["chat"], CALLS["messages"]):
         raw = path.replace("create", "with_raw_response.create")
         before = used(one)
-        told = clients.ask(one, raw, **asked)
-        assert told.headers["retry-after"] == "7"
+        response = clients.ask(one, raw, **arguments)
+        assert response.headers["retry-after"] == "7"
         assert used(one) - before == tokens
 
 
@@ -159,12 +159,12 @@ MANAGERS = (
 @pytest.mark.parametrize("path", MANAGERS)
 def test_a_manager_of_a_stream_is_refused_before_it_is_made(clients, one, refused, path):
     method = operator.attrgetter(path)(clients)
-    told = refused(lambda: one.wrap(method), "function")
+    error = refused(lambda: one.wrap(method), "function")
     entered = "async with" if clients.is_async else "with"
-    assert f"write: {entered} budget.admit" in str(told)
+    assert f"write: {entered} budget.admit" in str(error)
 
 
-def test_nobody_there_costs_neither_tokens_nor_a_turn(one, used, free_port):
+def test_a_failed_connection_costs_neither_tokens_nor_a_slot(one, used, free_port):
     sdk = openai.OpenAI(api_key="none", base_url=f"http://127.0.0.1:{free_port}/", max_retries=0)
     with pytest.raises(openai.APIConnectionError):
         one.wrap(sdk.chat.completions.create)(**CHAT)

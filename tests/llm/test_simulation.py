@@ -1,4 +1,4 @@
-"""What settling is worth, and what strangers cost: seeded simulations on virtual time."""
+"""What settling gains, and what strangers cost: seeded simulations in virtual time."""
 
 import random
 
@@ -18,7 +18,7 @@ MOST = 1_000
 
 
 class Server:
-    """A bucket of tokens as the providers describe theirs; a call pays for all that it may use, up front."""
+    """A bucket of tokens as the providers describe theirs; a call pays for its longest answer up front."""
 
     def __init__(self, clock, per_minute=PER_MINUTE):
         self.clock = clock
@@ -34,8 +34,8 @@ class Server:
 
     def headers(self):
         reset = (self.per_minute - self.left) * MINUTE_S / self.per_minute
-        said = {"limit": self.per_minute, "remaining": int(self.left), "reset": f"{reset:.6f}s"}
-        return {f"x-ratelimit-{name}-tokens": str(value) for name, value in said.items()}
+        fields = {"limit": self.per_minute, "remaining": int(self.left), "reset": f"{reset:.6f}s"}
+        return {f"x-ratelimit-{name}-tokens": str(value) for name, value in fields.items()}
 
     def take(self, most):
         self.flow()
@@ -55,11 +55,11 @@ class Server:
         return Response(200, headers), TokenUsage(0, used)
 
 
-def crowd(seed, minutes, *, settles=True, observes=True, strangers=0, workers=24, **said):
-    """Workers that ask without a pause; what the server saw of them."""
+def crowd(seed, minutes, *, settles=True, observes=True, strangers=0, workers=24, **options):
+    """Workers that call without a pause; returns what the server saw of them."""
     clock = ManualClock(autojump=True)
     server = Server(clock)
-    budget = LLMBudget(tokens="60k/min", clock=clock, **said)
+    budget = LLMBudget(tokens="60k/min", clock=clock, **options)
     chance = random.Random(seed)
     ends = minutes * MINUTE_S
 
@@ -77,7 +77,7 @@ def crowd(seed, minutes, *, settles=True, observes=True, strangers=0, workers=24
                 pass
 
     async def strange():
-        """Others of the same account, who take what they find."""
+        """Other users of the same account, who take all that they find."""
         while clock.now() < ends:
             await clock.asleep(MOST / strangers, AsyncAlarm())
             server.flow()
@@ -97,7 +97,7 @@ def crowd(seed, minutes, *, settles=True, observes=True, strangers=0, workers=24
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_settling_lets_through_what_the_server_bears_and_estimates_a_third_of_it(seed):
+def test_settling_uses_the_servers_limit_and_estimates_alone_a_third_of_it(seed):
     settled, estimated = crowd(seed, 6), crowd(seed, 6, settles=False)
     assert settled.refused == estimated.refused == 0
     assert settled.used >= 0.95 * 6 * PER_MINUTE
@@ -105,8 +105,8 @@ def test_settling_lets_through_what_the_server_bears_and_estimates_a_third_of_it
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_strangers_on_the_same_limit_are_noticed(seed):
-    """They take half of it, which nobody has told us; the headers say how much is left of the rest."""
+def test_headers_reveal_strangers_on_the_same_limit(seed):
+    """They take half of the limit, unknown to the budget; the headers show how much of the rest is left."""
     seen, unseen = (
         crowd(seed, 3, strangers=PER_MINUTE / 2 / MINUTE_S, workers=8, observes=observes)
         for observes in (True, False)

@@ -19,7 +19,7 @@ from shapekit.testing import FaultyStore
 from ..redis_server import shared_server
 from .errors import RefusedByServer
 
-SAID = {
+OPTIONS = {
     "requests": "1/day burst 4",
     "tokens": "1/day",
     "capacity": 10_000,
@@ -39,7 +39,7 @@ def make_store(request, tmp_path):
 
 
 class ForThreads:
-    """What a call is asked, by a thread."""
+    """A call of the story, by a thread."""
 
     async def ask(self, call, answer=None, error=None):
         with call:
@@ -65,7 +65,7 @@ class ForTasks:
 
 
 async def story(store, way):
-    one = LLMBudget(**SAID, store=store)
+    one = LLMBudget(**OPTIONS, store=store)
     usage = {"usage": {"input_tokens": 90, "output_tokens": 10}}
     assert await way.ask(one.admit((100, 400)), usage) is True
     assert await way.ask(one.admit(300)) is False
@@ -77,7 +77,7 @@ async def story(store, way):
     with pytest.raises(QueueFullError):
         await way.ask(one.admit(5))  # no slot is left
     assert await way.used(one) == 100 + 300 + 3_000
-    tokens_alone = LLMBudget(**{**SAID, "requests": None}, store=store)
+    tokens_alone = LLMBudget(**{**OPTIONS, "requests": None}, store=store)
     with pytest.raises(QueueFullError):
         await way.ask(tokens_alone.admit(6_602))
     await way.ask(tokens_alone.admit(6_599))
@@ -90,7 +90,7 @@ def test_the_books_are_the_same_on_every_store(make_store, way, anyio_backend):
 
 
 class Counting(ManualClock):
-    """A clock that tells that a call looks at it without end."""
+    """A clock that fails if a call reads it without end."""
 
     looks = 0
 
@@ -100,7 +100,7 @@ class Counting(ManualClock):
         return super().now_us()
 
 
-def test_who_waits_in_an_outage_rests_until_the_store_is_asked_again():
+def test_a_call_that_waits_in_an_outage_does_not_poll_the_store():
     faulty = FaultyStore(MemoryStore(Counting(autojump=True)))
     store = ResilientStore(faulty, on_outage="closed", timeout=60)
     budget = LLMBudget(tokens="600/min", store=store, name="model")

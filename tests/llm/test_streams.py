@@ -1,4 +1,4 @@
-"""Streams: handed on as they are, and settled by what they tell, or by what was seen of them."""
+"""Streams are passed on unchanged, and settled by their usage, or by what was seen of them."""
 
 import gc
 
@@ -32,7 +32,7 @@ async def test_an_asynchronous_stream_is_settled_at_its_end(one, used):
     assert used(one) == 60
 
 
-def test_a_stream_is_settled_as_soon_as_it_tells(one, used):
+def test_a_stream_is_settled_as_soon_as_it_has_its_usage(one, used):
     stream = one.wrap(streaming(Stream([*CHUNKS, "and on"])))()
     for _ in range(3):
         next(stream)
@@ -49,7 +49,7 @@ def charged(on_abort):
 
 
 @pytest.mark.parametrize(("fate", "on_abort"), ABORTED)
-def test_a_stream_that_did_not_tell_costs_what_was_seen(budget, used, afterwards, fate, on_abort):
+def test_a_stream_that_ends_before_its_usage_costs_what_was_seen(budget, used, afterwards, fate, on_abort):
     one = budget(tokens="60k/min", on_abort=on_abort)
     inner = Stream(["a", "b"], error=ConnectionResetError("lost"))
     stream = one.wrap(streaming(inner))()
@@ -73,7 +73,7 @@ def test_a_stream_that_did_not_tell_costs_what_was_seen(budget, used, afterwards
 
 @pytest.mark.parametrize(("fate", "on_abort"), ABORTED)
 @pytest.mark.anyio
-async def test_an_asynchronous_stream_that_did_not_tell_costs_what_was_seen(
+async def test_an_asynchronous_stream_that_ends_before_its_usage_costs_what_was_seen(
     budget, used, afterwards, fate, on_abort
 ):
     one = budget(tokens="60k/min", on_abort=on_abort)
@@ -111,12 +111,12 @@ def closed(ask):
 
 
 @pytest.mark.parametrize("reads", [entered, closed])
-def test_who_reads_may_be_collected_while_this_thread_uses_the_store(tmp_path, used, afterwards, reads):
+def test_a_reader_may_be_collected_while_this_thread_uses_the_store(tmp_path, used, afterwards, reads):
     store = SQLiteStore(tmp_path / "limits.db")
     one = LLMBudget(tokens="60k/min", tokens_per_day=1_000_000, store=store, name="one")
     reader = reads(one.wrap(streaming(Stream())))
     assert next(reader) == "a"
-    with store._file._turn:  # as in the midst of a call, where the collector may run
+    with store._file._turn:  # as in the middle of a call, where the collector may run
         reader.close()
     afterwards()
     assert used(one) == SEEN
@@ -140,7 +140,7 @@ async def test_an_asynchronous_reader_that_is_closed_settles_its_stream(one, use
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_what_was_told_before_is_settled_whatever_comes_then(one, used, fate):
+def test_a_usage_is_settled_however_the_stream_ends_after_it(one, used, fate):
     stream = one.wrap(streaming(Stream(CHUNKS, error=ConnectionResetError("lost"))))()
     for _ in CHUNKS:
         next(stream)
@@ -154,7 +154,7 @@ def test_what_was_told_before_is_settled_whatever_comes_then(one, used, fate):
 
 
 @pytest.mark.parametrize(("error", "tokens"), [(RefusedByServer(429), 0), (TimeoutError(), 102)])
-def test_a_stream_that_fails_before_its_first_item_costs_what_its_error_says(one, used, error, tokens):
+def test_a_stream_that_fails_before_its_first_item_costs_what_its_error_implies(one, used, error, tokens):
     stream = one.wrap(streaming(Stream([], error=error)))()
     with pytest.raises(type(error)):
         next(stream)
@@ -162,7 +162,9 @@ def test_a_stream_that_fails_before_its_first_item_costs_what_its_error_says(one
 
 
 @pytest.mark.anyio
-async def test_so_does_an_asynchronous_one(one, used):
+async def test_an_asynchronous_stream_that_fails_before_its_first_item_costs_what_its_error_implies(
+    one, used
+):
     stream = await one.wrap(streaming(AsyncStream([], error=RefusedByServer(429))))()
     with pytest.raises(RefusedByServer):
         await anext(stream)
@@ -176,7 +178,7 @@ def test_a_refusal_in_the_middle_is_no_proof_that_nothing_ran(one, used):
     assert used(one) == SEEN
 
 
-def test_a_stream_can_do_what_it_could(one):
+def test_a_wrapped_stream_keeps_its_attributes(one):
     inner = Stream()
     stream = one.wrap(streaming(inner))()
     assert stream.response is inner.response
@@ -225,7 +227,7 @@ async def test_asynchronous_generators_are_streams_that_leave_when_they_start(on
 
 
 @pytest.mark.anyio
-async def test_who_is_cancelled_in_a_stream_pays_what_was_seen(one, used):
+async def test_a_task_cancelled_in_a_stream_pays_what_was_seen(one, used):
     class Endless(AsyncStream):
         async def __anext__(self):
             await anyio.sleep_forever()
@@ -237,7 +239,7 @@ async def test_who_is_cancelled_in_a_stream_pays_what_was_seen(one, used):
 
 
 @pytest.mark.anyio
-async def test_who_is_cancelled_while_a_stream_is_heard_closes_it(monkeypatch, one, used):
+async def test_a_task_cancelled_while_a_usage_is_read_closes_the_stream(monkeypatch, one, used):
     async def never(call, answer):
         scope.cancel()
         await anyio.sleep_forever()
@@ -250,7 +252,7 @@ async def test_who_is_cancelled_while_a_stream_is_heard_closes_it(monkeypatch, o
     assert used(one) == 2  # the question
 
 
-def test_who_is_interrupted_while_a_stream_is_heard_closes_it(monkeypatch, one, used):
+def test_an_interrupt_while_a_usage_is_read_closes_the_stream(monkeypatch, one, used):
     def interrupted(call, answer):
         raise KeyboardInterrupt
 
@@ -262,12 +264,12 @@ def test_who_is_interrupted_while_a_stream_is_heard_closes_it(monkeypatch, one, 
     assert used(one) == 2
 
 
-def test_a_stream_that_ends_without_telling_costs_what_was_seen(one, used):
+def test_a_complete_stream_without_a_usage_costs_what_was_seen(one, used):
     assert whole(one.wrap(streaming(Stream(["a", "bcd"])))()) == ["a", "bcd"]
     assert used(one) == 2 + 2
 
 
-def test_where_nobody_says_what_was_input_the_estimate_stands(budget, used):
+def test_where_the_input_is_unknown_the_estimate_stands(budget, used):
     one = budget(tokens="60k/min", estimate=500)
     with one.wrap(lambda: Stream(["a"]))() as stream:
         next(stream)
@@ -302,7 +304,7 @@ def test_a_bare_estimate_does_not_hide_the_input(budget, used):
         ),
     ],
 )
-def test_what_each_dialect_has_said_so_far_is_counted(one, used, items, tokens):
+def test_the_pieces_of_each_dialect_so_far_are_counted(one, used, items, tokens):
     stream = one.wrap(streaming(Stream([*items, "never read"])))()
     for _ in items:
         next(stream)
@@ -328,7 +330,7 @@ def test_a_stream_in_a_form_of_its_own_keeps_what_it_reserved(one, used, item):
 
 
 @pytest.mark.parametrize("bearer", ["data", "x_groq"])
-def test_a_usage_is_heard_within_what_servers_put_around_it(one, used, bearer):
+def test_a_usage_is_found_inside_an_envelope(one, used, bearer):
     chunk = {"choices": [{"delta": {}}], bearer: {"choices": [{"delta": {}}], "usage": ANSWER["usage"]}}
     whole(one.wrap(streaming(Stream([chunk])))())
     assert used(one) == 60

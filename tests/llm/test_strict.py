@@ -1,4 +1,4 @@
-"""The limit holds in every window, whatever comes when; and what it costs: throughput, order, waits."""
+"""The limit holds in every window, whenever calls come; and what that costs: throughput, order, waits."""
 
 import pickle
 import random
@@ -30,7 +30,7 @@ def worst_window(calls, window_s=MINUTE_S):
 
 
 class Calls:
-    """Calls on virtual time: when they left, and what they used."""
+    """Calls in virtual time: when they left, and what they used."""
 
     def __init__(self, budget, clock):
         self.budget = budget
@@ -64,7 +64,7 @@ ANY_CALL = st.tuples(
     st.one_of(st.integers(1, 100), st.integers(1, 2_000), st.just(2_000)),
     st.floats(0, 1),
     st.floats(0, 90),
-).map(lambda told: (told[0], told[1], max(1, int(told[1] * told[2])), told[3]))
+).map(lambda drawn: (drawn[0], drawn[1], max(1, int(drawn[1] * drawn[2])), drawn[3]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,7 +72,7 @@ ANY_CALL = st.tuples(
 def test_no_window_has_more_than_the_limit_wherever_it_begins(calls, chance):
     left = calls_of({"tokens": "2000/min"}, calls)
     assert len(left) == len(calls)
-    # Also as it looks to a server that some calls take half a second longer to reach.
+    # Also as seen by a server that some calls take half a second longer to reach.
     assert worst_window(left) <= 2_000
     assert worst_window([(at + chance.choice([0.0, 0.5]), used) for at, used in left]) <= 2_000
 
@@ -85,13 +85,13 @@ def test_no_window_has_more_requests_than_the_limit(starts, chance):
 
 
 def test_tokens_are_charged_when_the_call_leaves_also_where_requests_are_scarce():
-    """Tokens that are taken early and used late would be seen together with those taken later."""
+    """A server would see tokens that are taken early and used late together with those taken later."""
     left = calls_of({"requests": "4/min", "tokens": "2000/min"}, [(0.0, 1_000, 1_000, 1.0)] * 12)
     assert worst_window(left) <= 2_000
 
 
-def test_a_slot_is_taken_when_the_tokens_have_come_also_by_a_call_that_took_them_far_ahead():
-    """A slot that is taken a minute early has passed, and the next call has one for the same instant."""
+def test_a_slot_is_taken_when_the_tokens_have_come_also_if_they_were_taken_far_ahead():
+    """A slot that is taken a minute early has passed, and the next call gets one for the same instant."""
     limits = {"requests": "60/min", "tokens": "100 per 5min"}
     left = [at for at, _ in calls_of(limits, [(0.0, 100, 100, 0.0), *[(1.0, 10, 10, 0.0)] * 3])]
     assert left[1] > 300
@@ -129,8 +129,8 @@ def test_one_call_may_ask_for_the_whole_limit_and_no_more(clock):
         budget.admit(LIMIT + 1).__enter__()
 
 
-def test_those_who_wait_leave_in_order_as_soon_as_others_settle(clock):
-    """Half a minute's tokens come back after a second: nobody waits a minute, and nobody is overtaken."""
+def test_waiting_calls_leave_in_order_as_soon_as_others_settle(clock):
+    """Half a minute's tokens come back after a second: no call waits a minute, and none is overtaken."""
     budget = LLMBudget(tokens="60k/min", clock=clock)
     sizes = random.Random(3)
     order = []
@@ -176,7 +176,7 @@ def test_threads_wait_in_line_too(clock):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("cancelled", [0, 1, 2])
-async def test_who_is_cancelled_in_line_keeps_nobody_waiting(clock, cancelled):
+async def test_a_call_cancelled_in_line_delays_no_other(clock, cancelled):
     budget = LLMBudget(tokens="60k/min", tokens_per_day="10M", clock=clock)
     scopes = [anyio.CancelScope() for _ in range(3)]
     left = []
@@ -198,7 +198,7 @@ async def test_who_is_cancelled_in_line_keeps_nobody_waiting(clock, cancelled):
     assert not budget._books.line._places
 
 
-def test_max_wait_holds_in_line(clock):
+def test_max_wait_bounds_the_wait_in_line(clock):
     budget = LLMBudget(tokens="60k/min", clock=clock)
     refused = []
 
@@ -235,7 +235,7 @@ def test_a_refusal_says_when_the_same_call_would_be_admitted(clock):
 
 @pytest.mark.parametrize("limits", [{}, {"requests": "500/min; 100000/day"}])
 def test_a_large_call_is_not_overtaken_for_ever_by_another_process(clock, limits):
-    """Two budgets on one store know as little of each other as two processes do."""
+    """Two budgets on one store share as little as two processes do."""
     store = MemoryStore(clock)
     mine, theirs = (LLMBudget(tokens="60k/min", store=store, name="model", **limits) for _ in range(2))
     left = []
@@ -262,7 +262,7 @@ def test_a_large_call_is_not_overtaken_for_ever_by_another_process(clock, limits
 
 @pytest.mark.parametrize("has_room", [True, False])
 def test_tokens_of_a_call_that_a_hold_moves_count_when_it_leaves(has_room):
-    """They were taken with its slot, before the hold. Where others have taken the rest, it asks anew."""
+    """It took them with its slot, before the hold. Where other calls have taken the rest, it asks anew."""
     clock = ManualClock(autojump=True)
     budget = LLMBudget(requests="60/min", tokens="1000/min", clock=clock)
     left = Calls(budget, clock)

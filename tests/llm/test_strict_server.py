@@ -1,4 +1,4 @@
-"""Three processes, one budget on Redis, and a server that refuses what exceeds its limits in any window."""
+"""Three processes, one budget on Redis, and a server that refuses calls beyond its limits in any window."""
 
 import json
 import time
@@ -19,7 +19,7 @@ PERIOD_S, SECONDS = 6.0, 20.0
 
 
 class Window:
-    """So many units in any window of this length."""
+    """A number of units in any window of this length."""
 
     def __init__(self, limit):
         self.limit = limit
@@ -44,7 +44,7 @@ class Model(LoopbackServer):
     def __init__(self, tokens, requests):
         super().__init__()
         self.tokens, self.requests = Window(tokens), Window(requests)
-        self.refused, self.told = 0, []
+        self.refused, self.answered = 0, []
 
     def answer(self, headers, body):
         used = int(body)
@@ -54,7 +54,7 @@ class Model(LoopbackServer):
             if is_granted:
                 self.tokens.take(now, used)
                 self.requests.take(now, 1)
-                self.told.append((now, used))
+                self.answered.append((now, used))
             else:
                 self.refused += 1
         if is_granted:
@@ -62,8 +62,8 @@ class Model(LoopbackServer):
         return (200 if is_granted else 429), {}, b""
 
 
-def asked(redis, server, budget):
-    """Lets three processes ask as much as they may."""
+def run_workers(redis, server, budget):
+    """Lets three processes call as often as they may."""
     command = (ASKER, redis.url, server.url, json.dumps(budget), THREADS, SECONDS)
     said_together([command] * WORKERS, SECONDS + PATIENCE_S)
 
@@ -74,11 +74,11 @@ def asked(redis, server, budget):
 def test_a_server_that_counts_every_window_refuses_nothing(tokens, requests):
     budget = {"tokens": f"{tokens} per 6 s", "requests": f"{requests} per 6 s"}
     with RedisServer() as redis, Model(tokens, requests) as server:
-        asked(redis, server, budget)
+        run_workers(redis, server, budget)
     assert server.refused == 0
-    began = server.told[0][0]
+    began = server.answered[0][0]
     # Of whole periods, those of the start-up included.
-    told = [used for at, used in server.told if at < began + 3 * PERIOD_S]
-    share = max(sum(told) / tokens, len(told) / requests) / 3
+    usages = [used for at, used in server.answered if at < began + 3 * PERIOD_S]
+    share = max(sum(usages) / tokens, len(usages) / requests) / 3
     print(f"share of the limit: {share:.3f}")
     assert share >= 0.8

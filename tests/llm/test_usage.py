@@ -1,4 +1,4 @@
-"""Usage, as answers and streams of every dialect tell it."""
+"""Usage, as answers and streams of every dialect contain it."""
 
 import json
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from shapekit.llm.usage import StreamUsage, usage_of
 
 def objects(value):
     """The same answer with attributes, as the SDKs have it."""
-    return json.loads(json.dumps(value), object_hook=lambda told: SimpleNamespace(**told))
+    return json.loads(json.dumps(value), object_hook=lambda fields: SimpleNamespace(**fields))
 
 
 ANSWERS = {
@@ -166,7 +166,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize(("answer", "usage"), ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("form", [dict, objects])
-def test_an_answer_tells_its_usage(answer, usage, form):
+def test_the_usage_of_an_answer_is_read(answer, usage, form):
     assert usage_of(form(answer)) == TokenUsage(*usage)
 
 
@@ -187,7 +187,7 @@ def test_an_answer_tells_its_usage(answer, usage, form):
         "usage",
     ],
 )
-def test_an_answer_that_does_not_is_none(answer):
+def test_an_answer_without_a_usage_reads_as_none(answer):
     assert usage_of(answer) is None
 
 
@@ -212,15 +212,15 @@ def test_an_answer_that_does_not_is_none(answer):
         st.none() | st.integers(-5, 10**6),
     ),
 )
-def test_whatever_an_answer_says_a_usage_is_counts(usage, details):
-    told = usage_of(
+def test_any_answer_reads_as_a_valid_usage_or_none(usage, details):
+    read = usage_of(
         {"usage": {**usage, "prompt_tokens_details": details, "completion_tokens_details": details}}
     )
-    assert told is None or (min(told) >= 0 and told.reasoning <= told.output)
-    assert told is None or told.cached + told.written <= told.input
+    assert read is None or (min(read) >= 0 and read.reasoning <= read.output)
+    assert read is None or read.cached + read.written <= read.input
     total = usage.get("total_tokens")
     if type(total) is int and total > 0:
-        assert told.total >= total
+        assert read.total >= total
 
 
 START = {"type": "message_start", "message": {"usage": {"input_tokens": 25, "output_tokens": 1}}}
@@ -244,7 +244,7 @@ FIRST_OF_GEMINI = {"usage_metadata": {"prompt_token_count": 36, "total_token_cou
 LAST_OF_GEMINI = {"usage_metadata": {"prompt_token_count": 36, "candidates_token_count": 9}}
 
 STREAMS = {
-    # items, after how many it is known, what it is at the end
+    # items, after how many the usage is known, the usage at the end
     "messages": ([START, TEXT, DELTA, STOP], 3, (25, 15)),
     "messages with a cache": ([CACHED, TEXT, DELTA, STOP], 3, (125, 15, 0, 100)),
     "messages cut off": ([START, TEXT], None, None),
@@ -263,9 +263,9 @@ STREAMS = {
 
 @pytest.mark.parametrize(("items", "known_after", "usage"), STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("form", [lambda item: item, objects])
-def test_a_stream_tells_its_usage(items, known_after, usage, form):
-    heard = StreamUsage()
+def test_the_usage_of_a_stream_is_read(items, known_after, usage, form):
+    reader = StreamUsage()
     for number, item in enumerate(items, start=1):
-        heard.hear(form(item) if isinstance(item, dict) else item)
-        assert heard.is_final is (known_after is not None and number >= known_after)
-    assert heard.usage == (None if usage is None else TokenUsage(*usage))
+        reader.hear(form(item) if isinstance(item, dict) else item)
+        assert reader.is_final is (known_after is not None and number >= known_after)
+    assert reader.usage == (None if usage is None else TokenUsage(*usage))

@@ -1,6 +1,6 @@
 """Four processes, one Redis, one model on loopback that keeps its own books: both agree to the token.
 
-Nothing of it is timed: the first test spends a budget that does not come back, the second judges the calls
+No check depends on time: the first test spends a budget that does not come back, the second judges the calls
 by the instants that Redis promised them.
 """
 
@@ -23,37 +23,37 @@ ASKERS = Path(__file__).with_name("askers.py")
 
 
 class Model(LoopbackServer):
-    """Answers in lines. Every now and then it refuses, fails, or breaks off in the middle."""
+    """Answers in lines. Sometimes it refuses, fails, or breaks off in the middle."""
 
     path = "/"
 
     def __init__(self, fates):
         super().__init__()
         self.fates = fates
-        self.asked = self.charged = self.used = 0
+        self.requests = self.charged = self.used = 0
 
     def answer(self, headers, body):
         most = json.loads(body)["max_tokens"]
         with self.lock:
-            self.asked += 1
-            number = self.asked
+            self.requests += 1
+            number = self.requests
             fate = self.fates[number % len(self.fates)]
-            used = 1 + number * 37 % most  # a usage of zeros tells nothing
+            used = 1 + number * 37 % most  # a usage of zeros counts as none
             self.charged += {"answered": used, "refused": 0}.get(fate, most)
             self.used += used if fate == "answered" else 0
         if fate in ("refused", "failed"):
             return (400 if fate == "refused" else 500), {}, b""
-        said = [{"text": "a"}, {"text": "b"}]
+        parts = [{"text": "a"}, {"text": "b"}]
         if fate == "answered":
-            said.append({"usage": {"input_tokens": 0, "output_tokens": used}})
-        lines = b"".join(json.dumps(line).encode() + b"\n" for line in said)
+            parts.append({"usage": {"input_tokens": 0, "output_tokens": used}})
+        lines = b"".join(json.dumps(line).encode() + b"\n" for line in parts)
         return 200, {}, lines + (b'{"text": ' if fate == "broken" else b"")
 
 
-def asked(redis, server, budget, calls):
-    """Lets four processes ask; what they tell of their calls."""
+def run_workers(redis, server, budget, calls):
+    """Lets four processes call; returns what they print of their calls."""
     command = (ASKERS, redis.url, server.url, json.dumps(budget), THREADS, calls)
-    return [call for said in said_together([command] * WORKERS, PATIENCE_S) for call in json.loads(said)]
+    return [call for line in said_together([command] * WORKERS, PATIENCE_S) for call in json.loads(line)]
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def redis():
 def test_the_books_of_all_workers_are_those_of_the_server(redis):
     budget = {"tokens": "1/day", "capacity": 12_000, "tokens_per_day": 100_000, "max_wait": 0}
     with Model(["answered", "answered", "refused", "answered", "failed", "broken"]) as server:
-        asked(redis, server, budget, calls=24)
+        run_workers(redis, server, budget, calls=24)
     store = RedisStore.from_url(redis.url)
     shared = LLMBudget(**budget, store=store, name="model")
     (day,) = shared.quotas()
-    assert server.asked > 100
+    assert server.requests > 100
     assert day.used == server.charged
     assert server.used < server.charged <= 12_000
     store.close()
@@ -79,12 +79,12 @@ def test_the_server_never_sees_more_than_the_bucket_and_its_rate(redis):
     rate, capacity = 20_000, 2_000
     with Model(["answered"]) as server:
         budget = {"tokens": f"{rate}/s", "capacity": capacity, "requests": "2000/s"}
-        told = sorted(asked(redis, server, budget, calls=18))
-    assert len(told) == WORKERS * THREADS * 12
-    assert server.asked == WORKERS * THREADS * 18
-    for first, (start_us, _) in enumerate(told):
+        calls = sorted(run_workers(redis, server, budget, calls=18))
+    assert len(calls) == WORKERS * THREADS * 12
+    assert server.requests == WORKERS * THREADS * 18
+    for first, (start_us, _) in enumerate(calls):
         used = 0
-        for departs_at_us, tokens in told[first:]:
+        for departs_at_us, tokens in calls[first:]:
             used += tokens
             # A token is 50 µs, and instants are whole microseconds.
             assert used <= capacity + rate * (departs_at_us - start_us + 1) / 1_000_000

@@ -1,4 +1,4 @@
-"""wrap: whatever a function answers with is handed on, and settled by what it says."""
+"""wrap: the answer of a function is returned unchanged, and settled by its usage."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from .streams import ANSWER, CHUNKS, AsyncStream, Stream, awhole, whole
 
 
 def asked(prompt="why?", *, max_tokens=100, **more):
-    """A function that asks, and gets an answer."""
+    """A function that calls a model, and returns its answer."""
     return ANSWER
 
 
@@ -37,7 +37,7 @@ def run(function, *args, **kwargs):
 
 
 @pytest.mark.parametrize("function", [asked, aasked])
-def test_the_answer_is_handed_on_and_settled(one, used, function):
+def test_the_answer_is_returned_and_settled(one, used, function):
     assert run(one.wrap(function), "why?") is ANSWER
     assert used(one) == 60
 
@@ -94,19 +94,19 @@ class Strict:
 
 @pytest.mark.parametrize("kind", ["ask", "aask", "stream", "__call__"])
 @pytest.mark.parametrize(
-    "said", [{}, {"key": "{prompt}"}, {"estimate": lambda prompt: 7}], ids=["plain", "key", "estimate"]
+    "options", [{}, {"key": "{prompt}"}, {"estimate": lambda prompt: 7}], ids=["plain", "key", "estimate"]
 )
-def test_the_function_complains_itself_of_wrong_arguments_and_nothing_is_charged(budget, used, kind, said):
+def test_wrong_arguments_raise_the_functions_own_error_and_charge_nothing(budget, used, kind, options):
     function = Strict() if kind == "__call__" else getattr(Strict(), kind)
-    one = budget(requests="10/s", tokens="60k/min", **said)
+    one = budget(requests="10/s", tokens="60k/min", **options)
     with pytest.raises(TypeError, match=r"Strict\.\w+\(\) got an unexpected"):
         run(one.wrap(function), "why?", max_tokens=10**9)
     assert used(one) == 0
     assert one.policies["requests"].forecast().first_in == 0
 
 
-def test_what_takes_more_than_it_says_is_budgeted_all_the_same(one, used):
-    """A decorator may add arguments, and some functions say nothing of theirs."""
+def test_a_function_with_hidden_parameters_is_budgeted(one, used):
+    """A decorator may add arguments, and some functions do not declare theirs."""
 
     @functools.wraps(asked)
     def patched(*args, retries, **kwargs):
@@ -140,7 +140,7 @@ def test_an_error_is_handed_on_and_its_cost_with_it(one, used, status, tokens, k
 def test_it_decorates_methods_and_objects(one, used):
     class Model:
         def __init__(self):
-            self.asked = one.wrap(self.ask)
+            self.wrapped = one.wrap(self.ask)
 
         def ask(self, prompt="why?"):
             return ANSWER
@@ -149,13 +149,13 @@ def test_it_decorates_methods_and_objects(one, used):
             return ANSWER
 
     model = Model()
-    assert model.asked() is ANSWER
+    assert model.wrapped() is ANSWER
     assert anyio.run(one.wrap(model)) is ANSWER
     assert used(one) == 120
 
 
 def test_a_coroutine_function_behind_a_decorator_is_one(one, used):
-    """As those of the SDKs are, whose decorator checks arguments."""
+    """Like those of the SDKs, whose decorator checks arguments."""
 
     @functools.wraps(aasked)
     def checked(*args, **kwargs):
@@ -165,7 +165,7 @@ def test_a_coroutine_function_behind_a_decorator_is_one(one, used):
     assert used(one) == 60
 
 
-def test_what_only_sends_later_is_a_mistake_that_costs_nothing(one, used, refused):
+def test_an_object_that_only_sends_later_is_refused_and_costs_nothing(one, used, refused):
     class Manager:
         def __enter__(self):
             pytest.fail("it was not entered")
@@ -179,7 +179,7 @@ def test_what_only_sends_later_is_a_mistake_that_costs_nothing(one, used, refuse
 
 
 class AsyncManager:
-    """As those of the SDKs are: it holds the coroutine that it awaits when it is entered."""
+    """Like those of the SDKs: it holds a coroutine, and awaits it when it is entered."""
 
     def __init__(self, request):
         self.request = request
@@ -201,12 +201,12 @@ class SettledAtOnce(AsyncManager):
         pass
 
 
-def test_a_manager_that_is_told_of_is_refused_before_it_is_made(one, refused):
+def test_a_manager_that_annotations_announce_is_refused_before_it_is_made(one, refused):
     def stream(prompt: "NameForTypeCheckers") -> "AsyncManager":  # noqa: F821
         pytest.fail("it was not called")
 
-    told = refused(lambda: one.wrap(stream), "function")
-    assert "returns a context that sends later; write: async with budget.admit" in str(told)
+    error = refused(lambda: one.wrap(stream), "function")
+    assert "returns a context that sends later; write: async with budget.admit" in str(error)
 
 
 def test_an_answer_that_can_be_entered_is_no_manager(one, used):
@@ -219,21 +219,21 @@ def test_an_answer_that_can_be_entered_is_no_manager(one, used):
     assert used(one) == 60
 
 
-@pytest.mark.parametrize("told", ["NameForTypeCheckers", "no expression", "int", None])
-def test_what_a_function_says_of_its_answer_is_no_concern_otherwise(one, used, told):
+@pytest.mark.parametrize("annotation", ["NameForTypeCheckers", "no expression", "int", None])
+def test_other_annotations_of_the_answer_are_ignored(one, used, annotation):
     def ask(prompt="why?"):
         return ANSWER
 
-    ask.__annotations__["return"] = told
+    ask.__annotations__["return"] = annotation
     assert one.wrap(ask)() is ANSWER
     assert used(one) == 60
 
 
-# what goes wrong beside an answer takes no answer away
+# errors beside an answer do not hide the answer
 
 
 class Cohere:
-    """Its raw methods are others, whose answers have nothing to parse."""
+    """Its raw methods are separate ones, whose answers have nothing to parse."""
 
     class with_raw_response:
         @staticmethod
@@ -250,7 +250,7 @@ def test_a_raw_method_that_is_no_twin_is_not_called(one, used):
 
 
 class Lazy:
-    """An answer that fails where it is asked for its usage."""
+    """An answer that fails when its usage is read."""
 
     @property
     def usage(self):
@@ -258,7 +258,7 @@ class Lazy:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_answer_whose_usage_cannot_be_read_is_handed_on(one, used, caplog, is_async):
+def test_an_answer_whose_usage_cannot_be_read_is_returned(one, used, caplog, is_async):
     answer = Lazy()
 
     async def aask(prompt="why?", max_tokens=100):
@@ -270,7 +270,7 @@ def test_an_answer_whose_usage_cannot_be_read_is_handed_on(one, used, caplog, is
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_item_that_cannot_be_read_is_handed_on(one, used, caplog, is_async):
+def test_an_item_that_cannot_be_read_is_passed_on(one, used, caplog, is_async):
     items = [{"choices": 3}, *CHUNKS]
 
     async def read():
@@ -279,19 +279,19 @@ def test_an_item_that_cannot_be_read_is_handed_on(one, used, caplog, is_async):
     async def aask(prompt="why?", max_tokens=100):
         return AsyncStream(items)
 
-    told = (
+    received = (
         anyio.run(read)
         if is_async
         else whole(one.wrap(lambda prompt="why?", max_tokens=100: Stream(items))())
     )
-    assert told == items
+    assert received == items
     assert used(one) == 60
     assert caplog.records[-1].exc_info[0] is TypeError
 
 
 @pytest.mark.parametrize("kind", ["answer", "stream", "error"])
 @pytest.mark.parametrize("function", [asked, aasked])
-def test_what_cannot_be_settled_is_logged_and_the_answer_is_there(clock, used, caplog, function, kind):
+def test_a_failed_settlement_is_logged_and_the_answer_is_returned(clock, used, caplog, function, kind):
     store = FaultyStore(MemoryStore(clock))
     one = LLMBudget(tokens="60k/min", tokens_per_day="1M", store=store)
 
@@ -308,7 +308,7 @@ def test_what_cannot_be_settled_is_logged_and_the_answer_is_there(clock, used, c
         answer = await one.wrap(aask)()
         return await awhole(answer) if kind == "stream" else answer
 
-    def told():
+    def result():
         if function is aasked:
             return anyio.run(read)
         answer = one.wrap(ask)()
@@ -316,16 +316,16 @@ def test_what_cannot_be_settled_is_logged_and_the_answer_is_there(clock, used, c
 
     if kind == "error":
         with pytest.raises(RefusedByServer):
-            told()
+            result()
     else:
-        assert told() == (ANSWER if kind == "answer" else CHUNKS)
+        assert result() == (ANSWER if kind == "answer" else CHUNKS)
     store.mend()
     assert used(one) == 102
     assert "keeps what it reserved" in caplog.text
     one.close()
 
 
-def test_a_predicate_that_fails_takes_no_error_away(clock, used, caplog):
+def test_a_failing_predicate_does_not_hide_the_error(clock, used, caplog):
     def mistaken(error):
         raise LookupError("no such field")
 
@@ -340,6 +340,6 @@ def test_a_predicate_that_fails_takes_no_error_away(clock, used, caplog):
     assert caplog.records[-1].exc_info[0] is LookupError
 
 
-def test_what_was_reserved_can_be_seen(one):
+def test_a_call_shows_what_it_reserved(one):
     with one.admit({"prompt": "why?", "max_tokens": 5}) as call:
         assert call.reserved == TokenUsage(2, 5)
