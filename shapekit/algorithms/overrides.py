@@ -242,6 +242,11 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
         return queue
     if isinstance(queue, AdaptiveQueue):
         return overridden(queue, **_bounds(queue, override))
+    if not queue.rates and any(not isinstance(gate, Quota) for gate in queue.gates):
+        for field in ("rate", "burst"):
+            if (value := getattr(override, field)) is not None:
+                bound = "changes no rate, as the code has gates alone"
+                raise ConfigError(field, value, bound, "change them in the code; here set off or held")
     numbers: dict[str, Any] = {}
     if is_off:
         # Without a pace: at any pace, the second of two calls at one instant would have to wait.

@@ -151,6 +151,18 @@ def test_only_the_given_options_are_changed():
     ).gates == (Quota("5/month", tz="Europe/Berlin"),)
 
 
+@pytest.mark.parametrize("gates", [[TokenBucket("100/s")], [Quota("9/month"), FixedWindow("5/min")]])
+@pytest.mark.parametrize("change", [Override(rate="200/s"), Override(burst=5)])
+def test_a_rate_does_not_come_beside_gates_as_if_it_replaced_them(gates, change):
+    """A higher rate than that of a bucket would be a pace that delays the burst of the bucket."""
+    with pytest.raises(
+        ConfigError, match=r"changes no rate, as the code has gates alone; change them in the"
+    ):
+        effective(queue_of(gates=gates), change)
+    assert effective(queue_of("1/s", gates=gates), change).gates == tuple(gates)
+    assert effective(queue_of(quota="9/month"), Override(rate="2/s")).paced
+
+
 DAY, HOUR = Quota(100, "day"), Quota("5/rolling:1h")
 
 
