@@ -294,7 +294,7 @@ class Rate(Value):
         if isinstance(value, str):
             return _parse_text(field, value)
         count = exactly(value)
-        if count is None or count <= 0:
+        if count is None or count < 0:
             raise ConfigError(field, value, "is not a rate", _RATE_FIX)
         return _exact(field, count, SECOND_US, None, value)
 
@@ -381,6 +381,9 @@ def _exact(
 ) -> Rate:
     if burst is not None and burst.denominator != 1:
         raise ConfigError(field, given, "has a burst that is not whole", _RATE_FIX)
+    if not count:
+        fix = 'write a higher one; to stop calls, use Shaper.hold() or configure(state="held")'
+        raise ConfigError(field, given, "lets no call leave", fix)
     # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, at the same rate.
     most_times = Fraction(MAX_SPAN_US) / period_us if period_us else 0
     kept = next(

@@ -417,6 +417,12 @@ def test_what_cannot_be_guessed_gets_examples(wrong):
         parse_rates(wrong)
 
 
+@pytest.mark.parametrize("zero", [0, 0.0, "0/s", "0.00/min", "10/s; 0/min"])
+def test_a_rate_of_nothing_is_answered_by_how_to_stop_calls(zero):
+    with pytest.raises(ConfigError, match=r'lets no call leave; .*hold\(\).*state="held"'):
+        parse_rates(zero)
+
+
 def test_one_rate_where_several_are_written():
     for several in ("10/s; 100/min", "10/s, 100/min"):
         with pytest.raises(ConfigError, match="holds several rates where one is meant"):
