@@ -172,9 +172,9 @@ def shaped(
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
     else:
         checked_policy(policy)
-        if rate is not None or any(value is not None for value in given.values()):
-            bound = "conflicts with other options beside it"
-            raise ConfigError("policy", policy, bound, "set them in the policy")
+        for field, value in {"rate": rate, **given}.items():
+            if value is not None:
+                raise ConfigError(field, value, "conflicts with policy=", "set it in the policy")
     if rate is not None:
         checked_rates(rate, "@shaped")
     one_of("per", per, ("class", "instance"))

@@ -112,7 +112,8 @@ OWN = [
 
 @pytest.mark.parametrize("arguments", OWN, ids=lambda arguments: next(iter(arguments)))
 def test_what_is_the_policys_own_is_said_there(refused, arguments):
-    refused(lambda: shaped(policy=Policy(1), **arguments), "policy")
+    error = refused(lambda: shaped(policy=Policy(1), **arguments), *arguments)
+    assert (error.bound, error.fix) == ("conflicts with policy=", "set it in the policy")
 
 
 @pytest.mark.parametrize("policy", [5, "10/s", object(), Policy, {"rate": 1}, 0, ""])
