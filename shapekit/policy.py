@@ -596,13 +596,11 @@ class Admission:
             reservation = await self._scheduled(driver, waits, permit, waited_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
-            restated = _restated(error, waited_us, bound_us)
-            try:
-                if restated is error:
-                    raise
-                raise restated.with_traceback(error.__traceback__) from error.__cause__
-            finally:
-                del restated  # its traceback holds this frame
+            if not isinstance(error, QueueFullError) or not waited_us or bound_us is None:
+                raise
+            # A refused slot: its delay and its bound are those of the whole wait.
+            whole_wait = waited_us / SECOND_US, bound_us / SECOND_US
+            raise after_waiting(error, *whole_wait).with_traceback(error.__traceback__) from error.__cause__
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
         self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
 
@@ -826,10 +824,3 @@ def _status_of(response: Any) -> int:
 
 
 _KEPT = "keeps a permit a little longer"
-
-
-def _restated(error: BaseException, waited_us: int, bound_us: int | None) -> BaseException:
-    """The error; a refused slot is restated to include the wait for the permit."""
-    if not isinstance(error, QueueFullError) or not waited_us or bound_us is None:
-        return error
-    return after_waiting(error, waited_us / SECOND_US, bound_us / SECOND_US)

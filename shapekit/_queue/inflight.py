@@ -780,9 +780,7 @@ class Permits:
     async def _left(self, driver: Driver, permit: Permit) -> None:
         place = (permit.key, permit.owner, permit.number)
         try:
-            answer: PermitAnswer = (
-                self._leave.call(*place) if self.instant else await driver.ask(self._leave, *place)
-            )
+            answer: PermitAnswer = await driver.ask(self._leave, *place)
         except StoreUnavailableError:
             self._end(permit, is_sure=False)
             return
@@ -865,9 +863,8 @@ class Permits:
         return place == PERMITTED
 
     async def _entered(self, driver: Driver, permit: Permit, may_wait: int) -> tuple[int, int]:
-        arguments = (permit.key, permit.owner, permit.number, may_wait)
-        answer: tuple[int, int] = (
-            self._enter.call(*arguments) if self.instant else await driver.ask(self._enter, *arguments)
+        answer: tuple[int, int] = await driver.ask(
+            self._enter, permit.key, permit.owner, permit.number, may_wait
         )
         return answer
 

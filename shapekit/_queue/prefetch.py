@@ -220,7 +220,10 @@ class SlotBuffer:
         return max(self._least_ahead_us, self._ahead_us - passed_us // _HASTE)
 
     def doubt(self) -> None:
-        """Note that this process changed the key: its state is asked for before the next call leaves."""
+        """Note that this process changed the key: its state is asked for before the next call leaves.
+
+        Takes no lock: the finalizer of a dropped coroutine may call this.
+        """
         self.doubts = object()
 
     def fill(self, grants: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
@@ -520,18 +523,15 @@ class Prefetch:
 
     # the state of a key
 
-    def known(self, key: str) -> KeyState | None:
-        """The state of a key, if it is at most one span old."""
+    def buffer_of(self, key: str) -> SlotBuffer | None:
+        """The buffer of a key, if it is in use."""
         entry = self._entries.get(key)
-        return None if entry is None else entry.buffer.known(self._clock.now_us())
-
-    def doubts(self, key: str) -> object:
-        """The token to take before a question, and to pass to `hear` with its answer."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry.buffer.doubts
+        return None if entry is None else entry.buffer
 
     def hear(self, key: str, key_state: KeyState, asked_us: int, doubts: object) -> None:
-        """Apply the state of a key that the store has just answered with."""
+        """Apply the state of a key that the store has just answered with; `doubts` are those of its buffer
+        before the question.
+        """
         if process.is_inside(self._lock):
             return
         with self._lock:
@@ -542,15 +542,6 @@ class Prefetch:
                 entry.buffer.hear(known, key_state.ahead_us, asked_us, now, doubts)
                 if entry.fetcher is not None:
                     entry.news.set()
-
-    def doubt(self, key: str) -> None:
-        """Note that this process changed the key.
-
-        Takes no lock: the finalizer of a dropped coroutine may call this.
-        """
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.buffer.doubt()
 
     # the end
 

@@ -797,12 +797,13 @@ class KeyStatus:
 
     async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         """`heard`, for a call that is about to leave; with prefetched slots, the state may be a span old."""
-        if (prefetch := self.prefetch) is None:
+        prefetch = self.prefetch
+        if prefetch is None or (buffer := prefetch.buffer_of(key)) is None:
             return await self.heard(driver, key)
         asked_us = self._clock.now_us()
-        if (known := prefetch.known(key)) is not None:
+        if (known := buffer.known(asked_us)) is not None:
             return asked_us, known
-        doubts = prefetch.doubts(key)
+        doubts = buffer.doubts
         heard_us, key_state = await self.heard(driver, key)
         prefetch.hear(key, key_state, asked_us, doubts)
         return heard_us, key_state
@@ -852,8 +853,8 @@ class KeyStatus:
 
     def _doubt(self, key: str) -> None:
         """What this process knows of a key by itself is not sure any more."""
-        if self.prefetch is not None:
-            self.prefetch.doubt(key)
+        if self.prefetch is not None and (buffer := self.prefetch.buffer_of(key)) is not None:
+            buffer.doubt()
 
     def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed
