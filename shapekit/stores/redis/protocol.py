@@ -400,14 +400,6 @@ class RedisProgram:
                 return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
 
-    def bound(self, operation: Operation, say: Callable[[Command], Any], keeps: object) -> Callable[..., Any]:
-        """`ask` as a function whose commands go to `say`; it holds a reference to `keeps`."""
-
-        def apply(key: Key, *args: Any, kept: object = keeps) -> Any:
-            return talk(self.ask(key, operation, args), say)
-
-        return apply
-
     def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
         """The answers to the calls of several callers of one key, in order, on one trip. A call that can
         never be admitted gets its error.

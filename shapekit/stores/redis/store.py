@@ -159,9 +159,13 @@ class RedisStore(Store):
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         remote = self._remote(name, program)
         remote.link(operation)
+        say = self._say if self._link is None else self._link.say
 
-        # Straight to the server. The bound call keeps the store alive, whose end closes its connections.
-        return remote.bound(operation, self._say if self._link is None else self._link.say, self)
+        # Straight to the server. The default keeps the store alive, whose end closes its connections.
+        def apply(key: Key, *args: Any, kept: object = self) -> Any:
+            return talk(remote.ask(key, operation, args), say)
+
+        return apply
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         remote = self._remote(name, program)
