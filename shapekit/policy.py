@@ -612,20 +612,12 @@ class Admission:
             return await scoped.schedule(
                 driver, self.key, target, self.cost, permit=permit, before_us=before_us, **waits
             )
-        waited = None
-        if not before_us and (target is None or not SWITCH.loud):
-            shaper = self.policy.shaper
-            schedule = Twin(shaper.schedule, shaper.aschedule)
-            reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
-        else:
-            reservation, waited = await core.schedule(driver, self.key, self.cost, **waits)
-        delay_us, late_us = waited or (0, 0)
+        reservation, (delay_us, late_us) = await core.schedule(driver, self.key, self.cost, **waits)
         if target is not None and scoped.scopes.any_known:
             return await scoped.kept(
                 driver, reservation, target, late_us, permit=permit, before_us=before_us, **waits
             )
-        if waited:
-            core.reporter.departed(self.key, self.cost, before_us + delay_us, late_us)
+        core.reporter.departed(self.key, self.cost, before_us + delay_us, late_us)
         return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:

@@ -590,6 +590,7 @@ class Core:
         has waited, and how late it is.
         """
         await driver.stop_if_cancelled()
+        key = await self.checked(driver, key, cost)
         asked_us, gives_up_us, is_own = self.clock.now_us(), timeout_us(timeout), max_wait is AS_CONFIGURED
         bound_us = self.max_wait_us if is_own else asked_wait_us(max_wait)
         reservation = await self.reserve(driver, key, cost, bound_us)
