@@ -437,7 +437,7 @@ class CallOutcome(NamedTuple):
             for status in (getattr(source, "status_code", None), getattr(source, "status", None)):
                 if isinstance(status, int):
                     # If an SDK has closed the response, its error has the body.
-                    return ResponseView(status, _headers_of(source), body_of(source) or body_of(self.failure))
+                    return ResponseView(status, headers_of(source), body_of(source) or body_of(self.failure))
         return None
 
     @property
@@ -455,7 +455,7 @@ class CallOutcome(NamedTuple):
         return answer is not None and says_exhausted(answer.status, error_of(answer.status, answer.body))
 
 
-def _headers_of(source: Any) -> Any:
+def headers_of(source: Any) -> Any:
     """The raw header pairs if the client keeps them, else its headers object."""
     raw = getattr(source, "raw_headers", None)
     if raw is None:

@@ -23,7 +23,7 @@ from functools import partial
 from socket import gaierror
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from shapekit._adapters.http import CallOutcome
+from shapekit._adapters.http import CallOutcome, headers_of
 from shapekit._queue.waiter import refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
@@ -731,14 +731,11 @@ class LLMCall:
         now = self._books.clock.wall_us() / SECOND_US
         # A refusal belongs to the incident of the key that is held.
         hint = hint_of(self._held()[0], self._books.feedback, response, now)
-        answer = CallOutcome(result=response).answer
-        if answer is None:
-            return hint
         needs = {
             budget_limit.family: budget_limit.cost(self.reserved, self._price)
             for budget_limit in self._books.budget_limits
         }
-        wait_s = hold_s(str(self._books.feedback.dialect), answer.headers, needs, now)
+        wait_s = hold_s(str(self._books.feedback.dialect), headers_of(response), needs, now)
         own = self._books.feedback.bounded(ServerHint(hold_s=wait_s))
         if hint is None:
             return own if own.hold_s else None
