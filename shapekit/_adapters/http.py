@@ -366,7 +366,7 @@ def _checked_options(options: Any) -> RequestOptions:
     if options.get("key") is not None and not isinstance(options["key"], str):
         raise ConfigError("shapekit.key", options["key"], "is not text", 'pass a str such as "tenant-1"')
     boolean("shapekit.skip", options.get("skip", False))
-    checked: Any = options
+    checked: RequestOptions = options
     return checked
 
 

@@ -19,9 +19,10 @@ from shapekit.config import RefundSpec, checked_key, never_counted
 from shapekit.errors import ConfigError
 from shapekit.events import Listener
 from shapekit.feedback import Feedback
+from shapekit.feedback.dialects import FAMILIES
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate, text_of
-from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, Line, LLMCall
+from shapekit.llm.call import Books, BudgetLimit, Learn, Line, LLMCall
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
 from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, Learning, TokenUsage, counter, estimated
 from shapekit.llm.wrap import wrapped
@@ -132,7 +133,7 @@ class LLMBudget:
         self._store, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, self._store, "llm")
         """The name of the budget, which the names of its policies begin with."""
-        self._feedback = Feedback(one_of("provider", provider, ("auto", *DIALECTS_OF_TOKENS)))
+        self._feedback = Feedback(one_of("provider", provider, ("auto", *FAMILIES)))
         if capacity is not None and tokens is None and input_tokens is None and output_tokens is None:
             raise ConfigError("capacity", capacity, "has no rate of tokens to apply to", _FIX)
         gates = {

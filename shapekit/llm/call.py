@@ -49,8 +49,6 @@ from shapekit.shaper import Core, Reservation
 
 __all__ = ["LLMCall"]
 
-DIALECTS_OF_TOKENS = tuple(FAMILIES)
-"""The servers whose headers distinguish tokens from requests."""
 LOOK_US = SECOND_US
 """The shortest interval at which the first call asks again; a twentieth of its wait if that is longer."""
 
