@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.process import SWITCH, ErrorsLogged, from_signal
@@ -366,8 +366,7 @@ def _checked_options(options: Any) -> RequestOptions:
     if options.get("key") is not None and not isinstance(options["key"], str):
         raise ConfigError("shapekit.key", options["key"], "is not text", 'pass a str such as "tenant-1"')
     boolean("shapekit.skip", options.get("skip", False))
-    checked: RequestOptions = options
-    return checked
+    return cast("RequestOptions", options)
 
 
 _NO_WAITS: Mapping[str, Any] = {}

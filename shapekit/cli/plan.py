@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import NamedTuple, cast
@@ -87,27 +87,26 @@ class PlannedDepartures:
         """How many calls have left by `instant_us`."""
         return bisect_right(range(1, self.calls + 1), instant_us, key=self.leaves_us)
 
-    def days(self, zone: tzinfo) -> Iterator[Days]:
+    def days(self, zone: tzinfo) -> list[Days]:
         """The days on which calls leave; consecutive days that are alike make one entry."""
-        gone, run = 0, None
+        gone, runs = 0, list[Days]()
         while gone < self.calls:
             day = datetime.fromtimestamp(self.leaves_us(gone + 1) // SECOND_US, zone).date()
-            if run is not None:
+            if runs:
                 # If the zone's clock is set back across midnight, the new day has begun all the same.
-                day = max(day, run.last + timedelta(days=1))
+                day = max(day, runs[-1].last + timedelta(days=1))
             midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), zone)
             before, gone = gone, self.gone_by(int(midnight.timestamp()) * SECOND_US - 1)
             calls = gone - before
-            if run is not None:
+            if runs:
+                run = runs[-1]
                 least, most = min(run.least, calls), max(run.most, calls)
                 # An even pace puts one call more on some days than on others.
                 if day == run.last + timedelta(days=1) and most - least <= 1:
-                    run = Days(run.first, day, run.calls + calls, least, most)
+                    runs[-1] = Days(run.first, day, run.calls + calls, least, most)
                     continue
-                yield run
-            run = Days(day, day, calls, calls, calls)
-        if run is not None:
-            yield run
+            runs.append(Days(day, day, calls, calls, calls))
+        return runs
 
     def _play(self, show: bool) -> list[int]:
         if self.calls > MAX_PLAYED:
@@ -206,7 +205,7 @@ def plan(
     planned = PlannedDepartures(policy, calls, cost, start_us, show=sys.stderr.isatty() and not as_json)
     marks = [(number, planned.leaves_us(number)) for number in numbers]
     curve = _curve(planned, start_us)
-    days = [] if quota is None else list(planned.days(zone))
+    days = [] if quota is None else planned.days(zone)
     if as_json:
         print_json(
             {
