@@ -45,6 +45,8 @@ _FEW, _ENOUGH = 4, 32
 """How many slots it takes to judge: more for larger trips, because a machine stalls now and then."""
 _MOST_STRIKES = 5
 """A buffer that keeps wasting slots does not grow for 2, 4, 8 … spans: at most 2 to this power."""
+_RETRY_US = SECOND_US
+"""How long to wait at least, after a trip that failed, before slots are given back once more."""
 _PATIENCE = 4
 """Unused slots are given back after this part of a span without a call."""
 _DRIFT = 1_000
@@ -94,6 +96,8 @@ class SlotBuffer:
         self._slots: deque[Grant] = deque()
         self._returning: list[Grant] = []
         self._returns_first = False
+        self._returns_at_us = 0
+        """When slots may be given back again, after a trip that failed."""
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
         """A new object after each change by this process: shows whether a question was asked before it."""
@@ -250,6 +254,15 @@ class SlotBuffer:
         """A trip failed: no refill until a call needs one."""
         self._may_refill = False
 
+    def keep(self, grants: Sequence[Grant], now_us: int) -> None:
+        """Keep slots that could not be given back, until the next attempt."""
+        for granted in grants:
+            if self._at_us(self._leaves_by(granted)) < now_us:
+                self.pass_by(granted)
+            else:
+                self._returning.append(granted)
+        self._returns_at_us = now_us + max(_RETRY_US, self._prefetch_us)
+
     def known(self, now_us: int) -> KeyState | None:
         """The state of the key, if it is at most one span old."""
         if self._is_sure and 0 <= now_us - self._heard_us <= self._prefetch_us:
@@ -268,8 +281,11 @@ class SlotBuffer:
         if waiting:
             return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
         idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._prefetch_us // _PATIENCE
-        if now_us >= idle_us or len(self._returning) >= MOST or self._has_moved:
-            return self._give_back(is_over=now_us >= idle_us)
+        is_over, may_return = now_us >= idle_us, now_us >= self._returns_at_us
+        if may_return and (is_over or len(self._returning) >= MOST or self._has_moved):
+            return self._give_back(is_over=is_over)
+        if is_over:
+            return Wait(self._returns_at_us)
         if self._may_refill and self._most and self._is_crowded:
             ahead_us = self._trip_us * 3 // 2
             low_us = self._at_us(self._last_us) - ahead_us
@@ -675,6 +691,8 @@ class Prefetch:
                 entry.buffer.failed()
                 if isinstance(todo, Ask):
                     calls, entry.calls = entry.calls, []
+                elif isinstance(todo, GiveBack) and not self._is_closed:
+                    entry.buffer.keep(todo.grants, self._clock.now_us())
                 _fail(calls, error)
             if not calls and not isinstance(error, StoreUnavailableError):
                 raise

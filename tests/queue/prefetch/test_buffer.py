@@ -294,3 +294,20 @@ def test_a_slot_that_a_call_has_missed_goes_back_first_where_it_is_counted(is_co
         assert done == GiveBack((bench.granted[0],))
         done = bench.buffer.next(START + 1, 1)
     assert isinstance(done, Refill)
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_slots_that_could_not_be_given_back_are_given_back_a_span_later(is_counted):
+    """Those that have passed meanwhile, only if a further limit counts them."""
+    bench = Bench(gates=(SlidingWindowLog("100/h"),) if is_counted else ())
+    buffer, now = bench.buffer, START + SECOND // 4
+    done = buffer.next(now, 0)
+    assert done == GiveBack(bench.granted[1 if is_counted else 3 :])
+    buffer.keep(done.grants, now)
+    assert buffer.next(now, 0) == buffer.next(now + SECOND - 1, 0) == Wait(now + SECOND)
+    assert isinstance(buffer.next(now, 1), Refill)
+    again = buffer.next(now + SECOND, 0)
+    assert again == done
+    buffer.keep(again.grants, now + SECOND)
+    assert buffer.next(now + 2 * SECOND, 0) == (done if is_counted else Rest())
+    assert isinstance(buffer.next(now + 2 * SECOND, 0), Rest)

@@ -11,7 +11,7 @@ import pytest
 
 from shapekit import ManualClock, MemoryStore, Policy, Quota, Shaper, shaped
 from shapekit._runtime.drivers import run
-from shapekit.algorithms.queue.wire import LOOK, RESERVE, RESERVE_MANY
+from shapekit.algorithms.queue.wire import CANCEL_MANY, LOOK, RESERVE, RESERVE_MANY
 from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError
 from shapekit.testing import check_pace
 
@@ -288,6 +288,27 @@ def test_waiting_calls_raise_the_error_of_a_trip_until_the_store_works_again(sto
     assert len(set(map(id, errors))) == 3
     store.broken = None
     assert shaper.schedule()
+
+
+def test_a_store_that_fails_when_slots_are_given_back_gets_them_later(store, shaper_on, clock):
+    limit = {"gates": (Quota("300/rolling:1d"),)}
+    shaper = shaper_on(store, "100/s", **limit)
+    left, attempts = [], []
+
+    def work():
+        left.extend([shaper.schedule() for _ in range(20)])
+        if len(left) == 80:
+            store.broken = StoreUnavailableError("gone")
+            before = store.trips[CANCEL_MANY]
+            clock.sleep(5, threading.Event())
+            attempts.append(store.trips[CANCEL_MANY] - before)
+            store.broken = None
+            clock.sleep(5, threading.Event())
+
+    in_threads([work] * 4)
+    assert 2 <= attempts[0] <= 6
+    other = shaper_on(in_another_process(store), "100/s", prefetch=None, **limit)
+    assert sum(bool(other.reserve()) for _ in range(300)) == 220
 
 
 @pytest.mark.parametrize("limit", [{}, {"gates": (Quota("5/rolling:1h"),)}])
