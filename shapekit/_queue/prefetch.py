@@ -179,13 +179,14 @@ class SlotBuffer:
         """Apply an answer: the state of the key (generation, shift, end of the hold, end of the mark) and the
         trip's times.
 
-        If the question was asked before the latest of the `doubts`, only the clock offset is applied.
+        If the question was asked before the latest of the `doubts`, or before the one that was answered last,
+        only the clock offset is applied.
         """
         trip_us = max(0, now_us - asked_us)
         self._trip_us = max(trip_us, self._trip_us * 7 // 8)
         if not self._clock_decides:
             self._set_clock(ahead_us, trip_us, now_us)
-        if doubts is not self.doubts:
+        if doubts is not self.doubts or (asked_us < self._heard_us <= now_us and self._is_sure):
             return
         if key_state[0] != self._standing[0]:
             # The key was reset or its limits changed: slots of an old generation cannot be used.

@@ -277,6 +277,19 @@ def test_where_nothing_is_owned_the_latest_answer_counts():
     assert bench.buffer.known(START + SECOND + 80_000)[3] == 3
 
 
+def test_an_answer_that_a_later_one_has_overtaken_hides_no_hold():
+    """A call asked before it left, and the trip of the fetcher was quicker."""
+    bench = Bench(further=2)
+    buffer, generation = bench.buffer, bench.granted[0].generation
+    held_us = START + 5 * SECOND
+    buffer.hear((generation, 4 * SECOND, held_us, 0), 0, START + 2_000, START + 3_000, buffer.doubts)
+    buffer.hear((generation, 0, 0, 0), 0, START + 1_000, START + 4_000, buffer.doubts)
+    assert buffer.known(START + 4_000).until_us == held_us
+    assert buffer.take(START + 4_000, 1, None).departs_at_us >= held_us
+    buffer.hear((generation, 4 * SECOND, 0, 0), 0, START + 5_000, START + 6_000, buffer.doubts)
+    assert buffer.known(START + 6_000).until_us == 0
+
+
 def test_a_slot_that_is_handed_out_a_little_late_is_used():
     bench = Bench(calls=1, further=0)
     for late_us, wait_us in ((10_000, 0), (10_001, 1)):
