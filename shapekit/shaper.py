@@ -720,8 +720,9 @@ class Core:
     async def remaining(self, driver: Driver, reservation: Reservation) -> float:
         """Seconds until a slot comes, including holds placed since; negative once it has passed."""
         with self.reporter.watching(reservation.key):
-            key_state = await self.status.ask(driver, reservation.key)
-        ahead_us = self.status.ahead_of(reservation.granted[GENERATION], key_state)
+            generation = reservation.granted[GENERATION]
+            _, key_state = await self.status.of_slot(driver, reservation.key, generation)
+        ahead_us = self.status.ahead_of(generation, key_state)
         pending = PendingWait(reservation, ahead_us, None, None)
         pending.hear(key_state, self.clock.now_us())
         return (pending.due_us - self.clock.now_us()) / SECOND_US

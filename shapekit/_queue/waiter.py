@@ -26,7 +26,7 @@ from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, own_copy, run
 from shapekit._runtime.process import SWITCH
-from shapekit.algorithms.base import END_US
+from shapekit.algorithms.base import END_US, NOWHERE
 from shapekit.algorithms.queue.adaptive import FULL
 from shapekit.algorithms.queue.queue import MOST_LATE_US, SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
@@ -40,7 +40,7 @@ from shapekit.algorithms.queue.slots import (
     Moves,
     followed,
 )
-from shapekit.algorithms.queue.wire import CONFIRM, FOLLOW, LATE, UNKNOWN
+from shapekit.algorithms.queue.wire import CONFIRM, CONFIRM_LOCAL, FOLLOW, LATE, UNKNOWN
 from shapekit.clock import Clock, StoreClock
 from shapekit.decision import Decision
 from shapekit.errors import (
@@ -206,7 +206,9 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    now_us, key_state = await self._status.leaving(driver, pending.key)
+                    is_local = pending.grant.generation < NOWHERE
+                    ask = self._status.locally if is_local else self._status.leaving
+                    now_us, key_state = await ask(driver, pending.key)
                     pending.hear(key_state, now_us)
                 allowed_us = self._allowed_us(pending)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(allowed_us)
@@ -278,8 +280,9 @@ class Waiter:
         key = reservation.key
         # If other calls are late as well, a shared answer from before could give one slot to two calls.
         is_shared = reservation.queue.slot_us <= FRESH_US
-        now_us, key_state = await self._status.heard(driver, key, is_shared=is_shared)
-        ahead_us = self._status.ahead_of(reservation.granted[GENERATION], key_state)
+        generation = reservation.granted[GENERATION]
+        now_us, key_state = await self._status.of_slot(driver, key, generation, is_shared=is_shared)
+        ahead_us = self._status.ahead_of(generation, key_state)
         pending = PendingWait(reservation, ahead_us, None, None)
         pending.hear(key_state, now_us)
         if not pending.was_missed(grace_us, now_us):
@@ -742,6 +745,8 @@ class KeyStatus:
         self._clock = store.clock
         self._confirm = store.twin(name, queue, CONFIRM)
         self._follow = store.twin(name, queue, FOLLOW)
+        self._bind_local = partial(store.twin, name, queue, CONFIRM_LOCAL)
+        self._confirm_local: Twin[Any] | None = None  # bound if it is needed
         self._queue = queue
         self._settings = store.settings(name)
         self.store_clock = companion(store, "clock", partial(StoreClock, decides=store.clock_decides))
@@ -816,6 +821,20 @@ class KeyStatus:
         if generation < 0:
             return 0
         return key_state.ahead_us if key_state.generation >= 0 else self.store_clock.lead_us
+
+    async def locally(self, driver: Driver, key: str) -> tuple[int, KeyState]:
+        """`leaving`, for a slot of the fallback, which moves its slots also after the return of the store."""
+        if self._confirm_local is None:
+            self._confirm_local = self._bind_local()
+        return self._standing(await driver.ask(self._confirm_local, key))
+
+    async def of_slot(
+        self, driver: Driver, key: str, generation: int, *, is_shared: bool = True
+    ) -> tuple[int, KeyState]:
+        """`heard`, from the side that granted a slot of this generation."""
+        if generation < NOWHERE:
+            return await self.locally(driver, key)
+        return await self.heard(driver, key, is_shared=is_shared)
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""

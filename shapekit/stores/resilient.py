@@ -324,7 +324,8 @@ class ResilientStore(Store):
     - `"local"`: each worker limits its own calls, at `share` of the limits, in its own memory. W workers
       admit at most `W * (max(1, floor(share * burst)) + share * rate * D)`: with `share = 1/W`, the rate
       and one burst more. If only some workers are busy, they admit less than the rate. A cost above the
-      share's burst is refused until the next probe. Holds from before the outage are not known.
+      share's burst is refused until the next probe. Holds from before the outage are not known. A hold of
+      the outage goes on moving the calls that wait for local slots, but not those that come after it.
 
     In every mode:
 

@@ -1,5 +1,6 @@
 """How a ResilientStore begins and ends, what it shows, and calls that wait while it is lost."""
 
+import asyncio
 import threading
 from contextlib import suppress
 
@@ -242,3 +243,28 @@ def test_wrong_arguments_are_refused(refused):
     refused(lambda: ResilientStore(memory, on_outage="local", share=0), "share")
     refused(lambda: ResilientStore(memory, on_outage="open", share=0.5), "share")
     refused(lambda: ResilientStore(memory, timeout=0), "timeout")
+
+
+def test_local_slots_obey_a_hold_of_the_outage_in_order_also_after_it(host):
+    """One call has asked while the hold was in force here; the others ask when the store is back."""
+    shaper, left = Shaper("1/s", store=host.worker("local", share=1), name="shaper"), []
+
+    async def call():
+        await shaper.aschedule()
+        left.append(host.clock.now() - 1_000)
+
+    async def main():
+        host.faulty.down = True
+        calls = [asyncio.create_task(call()) for _ in range(4)]
+        await host.clock.aadvance(0.5)
+        assert await shaper.ahold(3) == 3.0
+        slot = await shaper.areserve()
+        await host.clock.aadvance(1)
+        host.faulty.mend()
+        assert (await shaper.areserve()).delay == 0.0
+        assert await shaper.aremaining(slot) == 5.5
+        await host.clock.aadvance(10)
+        assert left == [0, 4, 5, 6]
+        await asyncio.gather(*calls)
+
+    asyncio.run(main())

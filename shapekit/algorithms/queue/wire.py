@@ -372,6 +372,15 @@ class _Confirm(Operation):
         return _standing_locally(answer)
 
 
+class _ConfirmLocal(_Confirm):
+    """`confirm` for slots of the fallback of a store, also after the store has returned."""
+
+    follows = True
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        return Side.LOCAL, args
+
+
 class _Follow(Operation):
     """`confirm` for a key whose limits an operator has changed."""
 
@@ -495,5 +504,5 @@ class _Look(Operation):
 RESERVE, CONFIRM, FOLLOW, CANCEL, SETTLE = _Reserve(), _Confirm(), _Follow(), _Cancel(), _Settle()
 RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
 HOLD, RESUME, MARK, LOOK = _Hold("hold"), _Hold("resume"), _Hold("mark"), _Look()
-LATE = _Late()
+LATE, CONFIRM_LOCAL = _Late(), _ConfirmLocal()
 _ReserveRun.one, _Reserve.run = RESERVE, _ReserveRun()
