@@ -62,6 +62,19 @@ def test_successes_are_reported_ahead_of_a_refusal(clock):
     assert shaper.adaptive.rate() < once
 
 
+def test_successes_reported_together_count_only_if_all_of_their_calls_left_after_the_cut(clock):
+    shaper = Shaper(adaptive=BETWEEN, clock=clock)
+    raised(shaper, clock)
+    clock.advance(2)
+    shaper.adaptive.throttled(age=0.1)
+    lowered = shaper.adaptive.rate()
+    for ages, raises in (((0.05, 5, 0.05, 0.05, 0.05, 0.05), False), ((0.05,) * 6, True)):
+        for age in ages:
+            clock.advance(0.25)
+            shaper.adaptive.succeeded(age=age)
+        assert (shaper.adaptive.rate() > lowered) is raises
+
+
 def test_calls_that_did_not_wait_raise_nothing(clock):
     """No call used the rate up, so their success does not show that the server bears it."""
     shaper = Shaper(adaptive=BETWEEN, clock=clock)
