@@ -130,6 +130,46 @@ def test_a_lower_rate_moves_no_call_forward_and_a_higher_one_none_back(queue, st
         before = state
 
 
+@example(
+    AdaptiveQueue(Rate.of(1, SECOND), Rate.of(50, SECOND), None),
+    [(0, ("reserve", 1)), (0, ("reserve", 1)), (SECOND // 2, ("succeeded", 5, 0))],
+)
+@example(
+    AdaptiveQueue(Rate.of(1, SECOND), Rate.of(50, SECOND), None),
+    [
+        (0, ("reserve", 1)),
+        (0, ("reserve", 1)),
+        (SECOND // 4, ("hold", SECOND)),
+        (9, ("stated", FULL // 100, 0)),
+    ],
+)
+@given(QUEUES, FORWARD)
+def test_what_a_call_has_waited_for_at_one_rate_counts_at_the_next(queue, story):
+    """The time that the clock shows is the sum of all shares that it has run at, without the holds."""
+    sum_us, share, last, held_until, changes, dues = None, 0, 0, 0, 0, []
+    for now, step, state, answer in played(queue, story):
+        if sum_us is None and state is not None:
+            sum_us = Fraction(now)
+        elif sum_us is not None:
+            sum_us += Fraction(max(0, now - max(last, held_until)) * share, FULL)
+        match step[0]:
+            case "reserve":
+                dues.append(answer[10])
+            case "hold" | "resume":
+                held_until = now + answer
+            case "throttled":
+                held_until = now + answer[2]
+        changes += step[0] not in ("reserve", "cancel", "settle")
+        if state is None:
+            continue
+        last, share = now, queue.confirm(state, now)[6]
+        rounded = (changes + 2) * (1 + -(-FULL // share))
+        for due in dues:
+            if due > sum_us + 1:
+                expected = max(now, held_until) + (due - sum_us) * FULL / share
+                assert abs(leaves(queue, state, now, due) - expected) <= rounded
+
+
 @given(QUEUES, FORWARD)
 def test_no_more_calls_leave_than_the_rate_allows(queue, story):
     """In any span as many units as the rate of each moment adds up to, and the burst: a hold is a rate of 0.
