@@ -143,3 +143,16 @@ def test_the_law_of_a_rate_that_has_grown_for_long_can_be_read():
         now += SECOND
         law = adaptive.after_success(law, now, 1_000, now)
     adaptive.inspect_law(law)
+
+
+def test_calls_that_left_within_50_ms_after_the_cut_belong_to_its_incident():
+    """They could not know of the lower rate yet."""
+    least, law = FULL // 50, adaptive.cold_law(FULL // 10)
+    law = adaptive.after_success(law, START, 10, START - SECOND)
+    cut = adaptive.after_refusal(law, START, START - 1, START, least)
+    known = adaptive.after_success(cut, START + SECOND, 1, START + 50_000)
+    late = adaptive.after_refusal(known, START + SECOND, START + 49_999, START + SECOND, least)
+    assert adaptive.present(late) == adaptive.present(known)
+    anew = adaptive.after_refusal(known, START + SECOND, START + 50_000, START + SECOND, least)
+    assert adaptive.present(anew) < adaptive.present(known)
+    assert adaptive.after_success(cut, START + SECOND, 1, START + 49_999) == cut
