@@ -258,7 +258,7 @@ def test_waiting_costs_no_trip_in_memory(clock):
                 tasks.start_soon(shaper.aschedule)
 
     anyio.run(main)
-    assert store.asked.count(CONFIRM) <= 2 * 10 + 1
+    assert store.operations.count(CONFIRM) <= 2 * 10 + 1
 
 
 # Celery
