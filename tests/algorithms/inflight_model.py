@@ -2,7 +2,7 @@
 
 
 class Model:
-    """What `Concurrency` is to do, with a list and no cleverness."""
+    """What `Concurrency` has to do, as a plain list."""
 
     def __init__(self, limit, lease_us, most_waiting):
         self.limit = limit

@@ -40,7 +40,7 @@ def exactly(span_us: int) -> timedelta:
 
 
 def weighed(*kinds):
-    """One of the strategies, each as likely as it is listed; `one_of` weighs those inside them."""
+    """One of the strategies, each as likely as the others; `one_of` would weigh the ones inside them."""
     return st.sampled_from(kinds).flatmap(lambda kind: kind)
 
 
@@ -146,7 +146,7 @@ limits = weighed(leaves, leaves, nested(leaves))
 
 
 def scales_us(limit: Algorithm) -> tuple[int, ...]:
-    """The spans on which a limit changes: what steps of time are measured in."""
+    """The spans in which a limit changes: stories step by parts of them."""
     if isinstance(limit, Composite):
         return tuple(scale for part in limit.parts for scale in scales_us(part))
     if isinstance(limit, Quota):

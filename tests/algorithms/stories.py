@@ -113,7 +113,7 @@ class Story(NamedTuple):
 
 @st.composite
 def steps(draw, limit: Algorithm, back: bool = False) -> int:
-    """A step of time, often right onto an edge of the limit or a microsecond beside it."""
+    """A step of time, often exactly to an edge of the limit or a microsecond beside it."""
     scale = draw(st.sampled_from(scales_us(limit)))
     twentieths = draw(st.one_of(st.just(0), st.integers(-25 if back else 0, 25)))
     beside = draw(st.integers(-1, 2))

@@ -131,12 +131,12 @@ def assert_nothing_is_minted(limit: Any, key: Key) -> None:
 
 
 def explored(limit: Any, key: Key, depth: int) -> int:
-    """How many give-backs all histories of `depth` more moves contain; each is looked at."""
+    """How many give-backs all histories of `depth` more moves contain; each is checked."""
     found = 0
     for move in MOVES if depth else ():
         after = moved(limit, key, move)
         if after is None or after == key:
-            continue  # nothing has changed by it, so what follows is looked at without it
+            continue  # it has changed nothing, so the histories that follow are checked without it
         if isinstance(move[0], int):
             found += 1
             assert_nothing_is_minted(limit, after)

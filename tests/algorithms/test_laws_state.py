@@ -27,7 +27,7 @@ def from_json(value):
 
 
 def charged(moment):
-    """What each operation that charges makes of it."""
+    """The outcome of each operation that charges."""
     limit, state, now, cost, skew, _ = moment
     yield limit.check(state, now, cost, skew)
     yield slot(limit, state, now, cost, skew)[1]

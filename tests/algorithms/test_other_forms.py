@@ -22,7 +22,7 @@ CHARGES = st.lists(
     min_size=1,
     max_size=30,
 )
-"""How long after the one before, how far ahead, and how much."""
+"""Calls: how long after the one before, how far ahead, and at what cost."""
 
 
 @given(FORMS, FORMS, CHARGES)
@@ -49,7 +49,7 @@ def test_nothing_is_forgotten_and_nothing_ends_sooner(old, new, charges):
     adopted = new.adopt(state, old, slot)
     after = list(new.entries(adopted, slot))
     assert sum(count for _, count in after) == sum(count for _, count in before)
-    # By every instant, no more has been let go of than was admitted.
+    # By every instant, no more units have been released than were admitted.
     for at, _ in admitted:
         assert sum(count for when, count in after if when <= at) <= sum(
             count for when, count in admitted if when <= at
@@ -106,7 +106,7 @@ KINDS = st.sampled_from(
     ]
 )
 CALLS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), min_size=1, max_size=12)
-"""How long after the one before, and how much it costs."""
+"""Calls: how long after the one before, and at what cost."""
 
 
 @given(

@@ -173,7 +173,7 @@ def test_charges_that_stay_could_have_been_admitted_in_order(limit, acts):
                 state = outcome.state
                 del kept[act]
                 if not outcome.ttl_us:
-                    break  # the store then sees to it that the key begins no earlier
+                    break  # from then on the store makes sure that the key begins no earlier
     assert_possible_in_order(limit, [charge[:3] for charge in kept])
 
 

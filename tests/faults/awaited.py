@@ -1,4 +1,4 @@
-"""What is thrown away: every public coroutine, each in a scenario with all of its awaits."""
+"""The coroutines that are discarded: every public one, each in a scenario with all of its awaits."""
 
 import asyncio
 import types

@@ -108,7 +108,7 @@ def promptly():
 
 @pytest.fixture
 def apromptly():
-    """The same, awaited."""
+    """The same for a coroutine."""
 
     async def apromptly(call, *args, **options):
         with Stopwatch() as watch, pytest.raises(StoreUnavailableError) as caught:
@@ -121,7 +121,7 @@ def apromptly():
 
 @pytest.fixture
 def leftovers():
-    """Sockets and threads that were not there when the test began."""
+    """Sockets and threads that a test leaves behind."""
     return Leftovers()
 
 

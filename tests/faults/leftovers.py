@@ -7,7 +7,7 @@ import threading
 
 
 def sockets():
-    """How many this process has open."""
+    """How many sockets this process has open."""
     count = 0
     for fd in range(1_024):
         try:
@@ -18,12 +18,12 @@ def sockets():
 
 
 def threads():
-    """Those that are not the proxy's."""
+    """The threads that are not the proxy's."""
     return {thread for thread in threading.enumerate() if thread.name != "proxy"}
 
 
 class Leftovers:
-    """What was there before a test, and what must be gone after it."""
+    """Sockets and threads from before a test; all others must be gone after it."""
 
     def __init__(self):
         gc.collect()

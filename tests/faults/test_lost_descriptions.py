@@ -214,7 +214,7 @@ def test_a_changed_rate_continues_on_any_number_of_keys_in_a_few_trips(opened, f
     opened(GCRA("10/d")).check_many(keys)
     changed = opened(GCRA("20/d", burst=10))
     flushed[1].config_resetstat()
-    # One call of before takes as long as two of now.
+    # One call at the old rate counts as two at the new one.
     assert [decision.current for decision in changed.check_many(keys)] == [2 + 1] * 50
     commands = flushed[1].info("commandstats")
     # The descriptions are sent and read; the keys checked, looked up, continued; a new script costs two.

@@ -56,7 +56,7 @@ class Worker:
         return self.is_admitted(decision)
 
     def check_bounds(self, fault, failures_before_healing):
-        """One burst, and what the server has forgotten; a question in vain may have cost one."""
+        """One burst more where the server has lost its keys; each failed question may have cost one call."""
         forgiven = BEFORE if fault.forgets else 0
         lost = self.failures - (0 if fault.runs_late else failures_before_healing)
         assert BURST + forgiven - lost <= self.by_primary <= BURST + forgiven

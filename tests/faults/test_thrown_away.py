@@ -35,7 +35,7 @@ from .awaited import LISTENING, OF_GENERATORS, SCENARIOS
 
 PATIENCE_S = 20.0
 MOST_AWAITS = 12
-"""So often a scenario is left, at one await further each time; some would go on for ever."""
+"""The most awaits of a scenario, which is left at one await further each time; some would go on for ever."""
 
 
 class Jumping:
@@ -179,7 +179,7 @@ def counted(coroutine, leave_at, leave):
 
 
 def on_asyncio(make, leave_at, looked_at):
-    """Whether it was left there; then it was thrown away."""
+    """Run a scenario up to this await; returns whether it got that far, and so was discarded there."""
     loop = asyncio.new_event_loop()
     # asyncio complains of each task that is collected before it is done.
     loop.set_exception_handler(lambda *_: None)
@@ -223,7 +223,7 @@ def on_trio(make, leave_at, looked_at):
     if left:
         looked_at(coroutine.close)
         looked_at(gc.collect)
-        # What is left of the run would go on for ever; how it ends without its task is its own affair.
+        # The rest of the run would go on for ever; how it ends without its task is not tested here.
         token.run_sync_soon(scope.cancel)
         pump(stops=False)
     elif ended:

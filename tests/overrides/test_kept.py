@@ -1,4 +1,4 @@
-"""What a process keeps of limits that were set before: nothing, however often they change."""
+"""A process keeps nothing of limits that were set before, however often they change."""
 
 import gc
 import tracemalloc
@@ -23,7 +23,7 @@ def change_often(store, policy, rates):
 
 
 def kept_of(store, *rounds):
-    """How many bytes more are in use after the last round than after the first one."""
+    """How many more bytes are in use after the last round than after the first one."""
     policy = Policy("10/s", name="api", store=store)
     used = []
     tracemalloc.start()

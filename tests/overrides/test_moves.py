@@ -38,7 +38,7 @@ class Line:
         self.burst, self.gates = burst, gates
         self.now, self.state = START, None
         self.waiting = []
-        """Each grant as it was given, and where it is in exact numbers: begin and departure."""
+        """Each grant as it was made, and its exact beginning and departure now."""
         self.changes = []
         self.room = Fraction(1)
         """How much later than exactly they may be, in µs: each change rounds up to the grid, all calls alike,
@@ -204,7 +204,7 @@ def test_as_many_calls_of_a_burst_are_left_as_before():
 
 @pytest.mark.parametrize("early_us", [1, 100_000, 500_000])
 def test_the_rest_of_a_free_slot_is_no_wider_after_a_higher_burst(early_us):
-    """It lies before a call of three units, which leaves when it ends, whatever leaves in it."""
+    """The slot lies before a call of three units, which leaves at its end, whatever leaves in it."""
     line = Line("2/s")
     for cost in (1, 1, 3):
         line.reserve(cost)
@@ -256,7 +256,7 @@ def test_a_slot_is_given_back_and_settled_after_any_number_of_changes():
     again = followed(given, line.queue.follow(line.state, line.now)[1][-2], line.queue.constraints)
     assert not line.queue.cancel(line.state, line.now, again)[1]
     assert line.queue.settle(line.state, line.now, (again, 0, 7))[1] in (0, follows)
-    # What was given back in the middle goes to the next newcomer.
+    # A slot given back in the middle goes to the next newcomer.
     assert line.reserve().due_us < line.departures()[3]
 
 
@@ -364,7 +364,7 @@ def test_a_settlement_repeated_after_a_change_counts_once():
 
 
 def test_a_change_at_an_idle_key_moves_no_call():
-    """Its first call begins anew: no grant of before is followed, and none is gone."""
+    """The next call begins anew: no earlier grant is followed, and none is lost."""
     before, since = queue("3/s"), changed("2/s")
     state, granted, *_ = before.reserve(None, START, (1, None, 1))
     state, *_ = before.settle(state, START, (Grant(*granted), 2, 1))

@@ -43,10 +43,10 @@ GATES = {
     "meter": (GCRA(Rate(LIMIT, 10), burst=1), rolling(10 * SECOND)),
     "log in a composite": (all_of(SlidingWindowLog(LIMIT, 10), GCRA("9/s")), rolling(10 * SECOND)),
 }
-"""Each with where the window begins in which a departure is the last."""
+"""Limits, each with the beginning of the window in which a departure is the last."""
 RATES = ("1/s", "2/s", "3/s", "5/s", "20/s", "7 per 3 seconds", "10/min")
 CALLS = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 3)), min_size=1, max_size=25)
-"""How long after the one before, and how much it costs."""
+"""Calls: how long after the one before, and at what cost."""
 
 
 @pytest.mark.parametrize("gate", GATES)

@@ -57,13 +57,13 @@ class Fleet:
         return worker
 
     def run_command(self, *command):
-        """When the command was given, and when it was done."""
+        """Run a command; returns when it began, and when it was done."""
         began = time.time()
         assert shapekit(*command, "--store", self.place).returncode == 0
         return began, time.time()
 
     def left(self):
-        """What has left, in its order."""
+        """The calls that have left, in order."""
         departures = []
         for output in said_by(self.workers, PATIENCE_S):
             for line in output.splitlines():

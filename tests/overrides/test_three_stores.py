@@ -62,7 +62,7 @@ FORGOTTEN_S = 1.0
 
 
 def played(store, clock, options, steps):
-    """What comes of the steps, in plain values."""
+    """The answers to the steps, as plain values."""
     shaper = Shaper(**{"rate": "5/s"} | options, store=store, name="api")
     taken, answers, used_at = [], [], {}
     for step, *args in steps:
@@ -349,7 +349,7 @@ def test_an_illegible_text_is_ignored_and_logged_once(store, caplog, text, after
         )
         == 1
     )
-    # And is replaced by what is set next.
+    # The next override replaces it.
     put(store, "api", Override(rate="1/s"))
     assert store.settings("api").known.overrides[0].rate == "1/s"
 
@@ -398,7 +398,7 @@ def test_an_override_that_the_program_cannot_have_leaves_the_limit_of_the_code(s
 
 @pytest.mark.parametrize("text", ["rubbish", written((Override(quota="5/month"),))], ids=["read", "applied"])
 def test_a_log_handler_may_call_the_same_store(store, text, crew, afterwards):
-    """As by a handler that lets a few lines leave per second. Other threads may wait for it meanwhile."""
+    """Like a handler that lets a few lines leave per second. Other threads may wait for it meanwhile."""
     gate, handled = Gate(GCRA("1/h", burst=3), store=store, name="lines"), []
 
     class Handler(logging.Handler):

@@ -35,7 +35,7 @@ PATIENCE_S = 20.0
 
 
 class SlowFile(SQLiteStore):
-    """What a process sees of a file. It answers in virtual time, which does not wait for worker threads."""
+    """A process's view of a file. It answers in virtual time, which does not wait for worker threads."""
 
     def _awaitable(self, call, give_back=None):
         async def slow(*args):
@@ -232,7 +232,7 @@ async def test_a_call_cancelled_after_a_change_gives_its_slot_back(clock):
         put(store, "api", Override(rate="2/s"))
         await clock.asleep(0.1, AsyncAlarm())
         tasks.cancel_scope.cancel()
-    # As if they had never come: the first one's second, of which 0.55 are now 0.275.
+    # As if the calls had never come: the second of the first call, of which 0.55 s are now 0.275.
     assert shaper.reserve().delay == pytest.approx(0.45 + 0.55 / 2 - 0.2, abs=1e-3)
     assert shaper.reserve().delay == pytest.approx(0.45 + 0.55 / 2 - 0.2 + 0.5, abs=1e-3)
 

@@ -28,7 +28,7 @@ class Crew:
     """Starts a script several times, lets all begin at once, and returns what each of them prints."""
 
     stalls = None
-    """What a witness has seen while they and the shared server were at work."""
+    """The stalls that a witness has seen while the scripts and the shared server ran."""
 
     def __init__(self, script):
         self._script = script

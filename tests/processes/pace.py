@@ -1,4 +1,4 @@
-"""How a crowd has left at a rate: its slots as they are, its instants as far as the machine let it."""
+"""How a crowd leaves at a rate: its slots exactly, its instants but for the stalls of the machine."""
 
 from bisect import bisect_left
 from itertools import pairwise

@@ -27,7 +27,7 @@ PATIENCE_S = 30.0
 GRACE_S = 0.01
 """How late a call may leave at this rate without asking for another slot."""
 MISSED_S = 0.1
-"""What a call misses that leaves late, it has begun to miss so long before."""
+"""How long before its departure a late call may have begun to miss slots."""
 
 CROWD = 600
 BEGINS_S = 0.1
@@ -56,7 +56,7 @@ class Departures:
             if name > latest:
                 latest, since = name, departure.at
             else:
-                # The machine made a call miss its slot again and again: that one leaves late, and others
+                # A call that the machine made miss its slot again and again leaves late, and others
                 # before it.
                 assert stalls.longest(since - MISSED_S, departure.at) > GRACE_S, (since, departure)
 

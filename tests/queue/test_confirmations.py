@@ -22,7 +22,7 @@ PATIENCE_S = 20.0
 
 
 def in_order_of_slots(stage):
-    """The names in the order of what was promised: which is that of the replies."""
+    """The names in the order of their slots, which is that of the replies."""
     return sorted(stage.reservations, key=lambda name: stage.reservations[name].departs_at)
 
 

@@ -40,7 +40,7 @@ class Watched(Shaper):
 
 
 def fate(seed, share=0.5):
-    """For each of the crowd the moment at which it gives up, in µs, or None."""
+    """For each call of the crowd the moment at which it gives up, in µs, or None."""
     rng = random.Random(seed)
     quitters = set(rng.sample(range(CROWD), round(CROWD * share)))
     return [

@@ -180,7 +180,7 @@ def test_a_slot_that_passed_before_a_hold_does_not_come_when_that_ends(store):
     store.clock.advance(0.07)
     shaper.hold(10.0)
     assert coming(missed) is None
-    # Within the grace, and not yet due.
+    # Late by less than the grace, so it is not missed.
     assert coming(next_one).remaining_s == pytest.approx(10.0)
     answer = coming(behind)
     assert answer.remaining_s == pytest.approx(10.03)

@@ -38,7 +38,7 @@ def known_already(request, clock, tmp_path):
 
 
 def near(held_s):
-    """All that passed meanwhile is what the trips took."""
+    """About so many seconds: only the trips take time."""
     return pytest.approx(held_s, abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Whether what was seen of a long run stays as it is, or grows."""
+"""Whether the figures of a long run stay as they are, or grow."""
 
 from itertools import pairwise
 from math import sqrt
@@ -12,11 +12,11 @@ CHANCE = 3
 """By how many times its root a number of keys or objects that come and go differs by chance."""
 
 LEFT = 0.01
-"""What part of the calls would have to leave something behind."""
+"""The share of the calls that would have to leave something behind."""
 
 
 class Trend(NamedTuple):
-    """How something was in the first part of a run, once that was warm, and in the last."""
+    """A figure in the first third of a warm run, and in the last."""
 
     what: str
     first: float
@@ -26,7 +26,7 @@ class Trend(NamedTuple):
 
     @property
     def growth(self):
-        """As a part of what it was."""
+        """Relative to the first figure."""
         return (self.last - self.first) / self.first if self.first else 0.0
 
     @property

@@ -38,7 +38,7 @@ TICK_S = 0.05
 LIFE_S = 2
 """How long a key lives after its last call."""
 PATIENCE_S = 10.0
-"""How long a thread that was let go may take to end."""
+"""How long a stopped thread may take to end."""
 AT_ONCE = {"memory": 8, "sqlite": 2, "redis": 2, "resilient": 2}
 """Operations a tick, of the threads and of the tasks of a store each: less than a machine can do, so that as
 many keys live at any time."""
@@ -55,7 +55,7 @@ class Load:
         self.store = store
         self.done = 0
         self.failed = 0
-        # The processes come by every key at another time.
+        # The processes reach each key at different times.
         self._next = count(number * KEYS // 2)
         limit = all_of(pace=GCRA(f"1 per {LIFE_S}s", burst=3), window=SlidingWindowLog(3, f"{LIFE_S}s"))
         self._gate = Gate(limit, name="gate", store=store)
@@ -205,7 +205,7 @@ def _give_back_what_is_free():
 
 
 def wait_for_threads(most):
-    """Threads that were let go end a moment later: until then, or until they have had long enough."""
+    """Wait until stopped threads have ended, or have had long enough to end."""
     deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > most and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -231,7 +231,7 @@ def main(options):
     loop = asyncio.new_event_loop()
 
     async def awork():
-        # One after the other: their loops end, their stores are closed.
+        # In order: the loads end, then their stores are closed.
         await asyncio.gather(*[load.awork(over) for load in (*loads, visits)])
         for load in loads:
             await load.store.aclose()

@@ -20,7 +20,7 @@ from .judge import made, population, speed, trend
 PATIENCE_S = 60.0
 PROCESSES = 2
 WARM = 1 / 3
-"""The part of a run in which it gets warm."""
+"""The first part of a run, which does not count."""
 SAMPLES = 45
 HELD = ("RSS, MB", "blocks", "objects", "threads", "tasks", "file descriptors")
 LIVING = {"Redis keys": ("redis", "resilient"), "SQLite rows": ("sqlite",)}
@@ -65,7 +65,7 @@ class Process:
 
 
 def soak(every, count):
-    """What the processes and the stores held meanwhile: so many samples, at such a distance."""
+    """`count` samples of what the processes and the stores hold, one in `every` seconds."""
     with ExitStack() as stack:
         server = stack.enter_context(RedisServer())
         client = stack.enter_context(server.client())
@@ -118,7 +118,7 @@ def _looked_at(client, path):
 
 
 def report(outputs, stores):
-    """Lines of what was seen, and of those that grow."""
+    """A line for each figure, and the lines of those that grow."""
     lines, growing = [], []
 
     def judge(source, trend):
@@ -143,7 +143,7 @@ def report(outputs, stores):
         (before,), (after,) = each["before"], each["after"]
         for what in ("threads", "tasks", "file descriptors"):
             lines.append(f"{source}, {what} before and after: {before[what]}, {after[what]}")
-            # The thread that waits for the end.
+            # One more is the thread that waits for the end.
             if after[what] > before[what] + 1:
                 growing.append(lines[-1])
     return lines, growing

@@ -33,13 +33,13 @@ class Host:
 
 
 def patient(store):
-    """From now on a slow machine is no outage."""
+    """Make the timeout so long that a slow machine is no outage."""
     store._deadline._timeout_us = round(PATIENCE_S * 1e6)
     return store
 
 
 async def blocked_meanwhile(question, steps, block_s):
-    """What comes of a question, if something blocks the loop after so many of its steps."""
+    """The result of a question, if something blocks the loop after so many of its steps."""
     task = asyncio.create_task(question)
     for _ in range(steps):
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ MANY = 200_000
 MOST_A_CALL = 64
 """What one call may look at: far below any number of keys that would be felt."""
 PAGE = 64
-"""Keys that stand in line together, the last one first."""
+"""Keys that wait together to be swept, the last one first."""
 
 
 class Looks(dict):
@@ -205,7 +205,7 @@ def test_an_idle_key_is_gone_after_a_third_as_many_new_keys_as_stood_in_line(liv
         [Gate(GCRA(f"1 per {life} s", burst=1), store=store, name=f"{name} {life}") for life in lives]
         for name in range(names)
     ]
-    # A page takes keys on while it stands in line: those stand before keys of others that came earlier.
+    # A page takes on keys while it waits: they are swept before keys of other pages that came earlier.
     taken_on = PAGE * names * len(set(lives))
     waiting, most, live = [], 0, []
     for number in range(600):

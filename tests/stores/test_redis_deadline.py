@@ -36,7 +36,7 @@ def block_the_loop():
 
 
 def outcome_of(url, question):
-    """What comes of a question to a connection that is open."""
+    """The result of a question on a connection that is open."""
 
     async def main():
         kept = AsyncOwnConnections(ConnectionPool.from_url(url, max_connections=1), TIMEOUT_S)
@@ -50,7 +50,7 @@ def outcome_of(url, question):
 
 
 def test_an_answer_that_came_while_the_loop_was_blocked_is_an_answer(url, long_last_call):
-    """Wherever it stands in connecting."""
+    """Whichever step of connecting it has reached."""
 
     async def main():
         for rounds in range(0, 60, 3):

@@ -28,12 +28,12 @@ LONG = st.builds(lambda text, times: text * times, st.text(min_size=1, max_size=
 
 
 def whole(name, key):
-    """As a store makes it."""
+    """The key that a store makes."""
     return KEYSPACE.of_name(name) + bounded(key) + b"}"
 
 
 def tag(key):
-    """What a cluster places a key by."""
+    """The part of a key by which a cluster places it."""
     start = key.index(b"{") + 1
     return key[start : key.index(b"}", start)]
 
@@ -249,7 +249,7 @@ def test_prefixes_that_would_hide_where_a_key_lies_are_refused(prefix, refused):
 
 def test_a_store_without_a_client_is_refused(refused):
     refused(RedisStore, "client")
-    # Passwords stand in URLs: it is not shown.
+    # A URL may contain a password, so it is not shown.
     for url in ("redis://:secret@localhost", b"redis://:secret@localhost"):
         error = refused(lambda url=url: RedisStore(url), "client")
         assert "secret" not in str(error)

@@ -63,7 +63,7 @@ def nothing_is_built(monkeypatch, *, but_mixes=False):
 
 
 def forget():
-    """As in a process that has not bound anything yet."""
+    """Forgets all scripts, as in a process that has not bound anything yet."""
     script._script.cache_clear()
     script._files.cache_clear()
 

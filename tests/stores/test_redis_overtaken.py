@@ -16,7 +16,7 @@ _fresh = count()
 
 @pytest.fixture
 def stores():
-    """Two processes."""
+    """The stores of two processes."""
     prefix = f"overtaken{next(_fresh)}"
     both = [RedisStore.from_url(shared_server().url, prefix=prefix) for _ in range(2)]
     yield both

@@ -18,7 +18,7 @@ from ..redis_server import RedisServer, shared_server
 
 
 class Older(BlockingConnectionPool):
-    """That of redis-py 6."""
+    """A pool like that of redis-py 6."""
 
     def disconnect(self):
         super().disconnect()

@@ -30,7 +30,7 @@ def server():
 
 @pytest.fixture
 def url(server):
-    """That of the user, once it has these rights."""
+    """The URL of the user, once it has these rights."""
 
     def url(line=LINE):
         with server.client() as client:

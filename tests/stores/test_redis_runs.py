@@ -97,7 +97,7 @@ class Stores:
 
 
 def _values(store):
-    """What stands at the keys of a store, and for how many more seconds."""
+    """The values at the keys of a store, and how many seconds they still live."""
     with shared_server().client() as client:
         for key in sorted(client.keys(f"{store.prefix}:{{*")):
             yield client.get(key), client.ttl(key)
@@ -117,7 +117,7 @@ stories = st.lists(st.tuples(steps, befores, picks, crowds, st.booleans()), min_
 
 
 def follow_ups(kinds, taken, pick):
-    """What is done about earlier calls; it may come in front of a crowd, or in the midst of it."""
+    """Operations on earlier calls, before a crowd or in the midst of it."""
     for kind in kinds:
         nonce = next(_fresh)
         if kind == "hold":

@@ -200,7 +200,7 @@ async def test_a_primary_that_hangs_is_given_up_within_the_timeout_by_tasks():
 
 
 def test_a_loop_that_is_blocked_is_no_outage(monkeypatch):
-    """Wherever the answer stands on its way."""
+    """Wherever the answer is on its way."""
     monkeypatch.setattr(drivers, "LAST_CALL_S", PATIENCE_S)
 
     async def main():

@@ -63,7 +63,7 @@ def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
 
 
 def test_slots_go_back_where_they_were_taken():
-    """Those of the outage to the outage, and those of before to the store once it is there again."""
+    """Slots of the outage go back to the local side, and earlier ones to the store once it is back."""
     bench = Bench("local", share=1 / 2)
     _, before = bench.ask(RESERVE_MANY, (), FURTHER)
     bench.inner.down = True

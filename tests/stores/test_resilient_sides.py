@@ -72,7 +72,7 @@ class Twin:
         return store.bind("name", program, operation)("key", *args)
 
     def call(self, operation, *args):
-        """The answer, whether the primary was touched, and whether it was believed."""
+        """The answer, whether the primary was called, and whether its answer was used."""
         calls = self.host.faulty.calls
         answer = self.store.bind("name", self.program, operation)("key", *args)
         touched = self.host.faulty.calls > calls and not self.host.faulty.down

@@ -105,7 +105,7 @@ def queue(store):
 
 
 TAKING = {
-    # What takes all there is; what then takes it again, if it was given back.
+    # Calls that take all there is; and calls that then take it again, if it was given back.
     "check": (lambda s: gate(s, BUCKET).acheck(cost=4), lambda s: gate(s, BUCKET).check(cost=4)),
     "check of parts": (
         lambda s: gate(s, PARTS).acheck(BOTH, cost=4),

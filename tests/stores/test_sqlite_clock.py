@@ -15,7 +15,7 @@ DAY_S = 86_400
 
 
 class Host:
-    """A machine: what its clocks show, and which of its starts this is."""
+    """A machine: what its clocks show, and the name of its current start."""
 
     def __init__(self):
         self.name, self.up_s, self.date_s = "first", 100.0, 1_700_000_000.0
@@ -34,7 +34,7 @@ class Host:
 
 
 class OnHost(HostClock):
-    """A process's view of a host, in place of the real one's."""
+    """A process's view of a host, in place of that of the real one."""
 
     __slots__ = ("host",)
 

@@ -23,7 +23,7 @@ NAME = "survey of: {all}"
 
 @pytest.fixture(params=["redis", "sqlite"])
 def make_store(request, tmp_path):
-    """Makes stores on one truth, with a clock or their own time."""
+    """Makes stores that share their keys, with a clock or their own time."""
     made = []
     prefix = f"survey-{tmp_path.name}"
 
@@ -68,7 +68,7 @@ def answers(store, name, trial, key):
 
 
 def worked_out(seen, name, trial, key):
-    """The same, from what was seen."""
+    """The same, computed from a survey."""
     places = [(name, "", key)]
     if trial.apart:
         places = [(name, *place) for place in zip(trial.program.names, key, strict=True)]

@@ -26,7 +26,7 @@ from .worker import EVERY_S, STALL_S, Job
 
 PATIENCE_S = 60.0
 PATIENT = "socket_timeout=20&socket_connect_timeout=20"
-"""A loop that is kept from running for a second shall be late, and not give up an answer that has come."""
+"""A timeout so long that a loop which stalls for a second is late, and does not give up its answer."""
 _numbers = count()
 
 
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What has come of a plan."""
+    """The result of a plan."""
 
     plan: Plan
     arrivals: list[Arrival]
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def departures(self) -> list[float]:
-        """Of all processes, in order."""
+        """The departures of all processes, in order."""
         return sorted(at for left in self.by_process for at in left)
 
     @property
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """Of the stated rate, between the first call and the last."""
+        """The share of the stated rate that was reached, between the first call and the last."""
         return rate_reached([arrival.at for arrival in self.arrivals if not arrival.refused]) / self.plan.rate
 
     @property

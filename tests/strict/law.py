@@ -1,4 +1,4 @@
-"""The law of departures, as they happen: what a judge of recorded ones holds them to."""
+"""The law of departures as they happen, and the check of recorded departures against it."""
 
 from shapekit.rate import Rate
 from shapekit.testing import check_window

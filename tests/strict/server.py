@@ -55,7 +55,7 @@ class Log:
 
 
 class Strict(asyncio.Protocol):
-    """Answers once for each end of a head; requests here have no body."""
+    """Answers once for each end of a request head; requests here have no body."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -86,7 +86,7 @@ class StrictServer:
         return self
 
     def arrivals(self) -> list[Arrival]:
-        """All of them; it serves no more."""
+        """All arrivals; ends the server."""
         printed, _ = self._process.communicate(timeout=PATIENCE_S)
         return [Arrival(*arrival) for arrival in json.loads(printed)]
 
@@ -98,7 +98,7 @@ class StrictServer:
 async def main(limit: int) -> None:
     log = Log(limit)
     server = await asyncio.get_running_loop().create_server(lambda: Strict(log), "127.0.0.1", 0)
-    # It makes no garbage, and a look for some would make arrivals late.
+    # The server makes no garbage, and a collection would delay arrivals.
     gc.disable()
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -28,7 +28,7 @@ def make_app(url):
         shapekit_store=job.redis,
         worker_prefetch_multiplier=1,
     )
-    # What it loads for its first connection would delay a call that has left already.
+    # Modules that are loaded for its first connection would delay a call that has left already.
     with suppress(requests.ConnectionError):
         requests.get("http://127.0.0.1:9/")
     client, mine = redis.Redis.from_url(url), threading.local()

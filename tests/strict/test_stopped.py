@@ -85,7 +85,7 @@ def test_the_law_holds_under_further_limits_for_stops_of_up_to_a_second(stops, c
     ],
 )
 def test_no_more_slots_pass_unused_than_were_missed(name, ideal, rate):
-    """All that pass while a loop is blocked, a third of those while one of three is stopped."""
+    """All slots that pass while a loop is blocked, a third of those while one of three is stopped."""
     fleet = Fleet(f"{rate}/s", STOPS[name])
     fleet.run("asyncio", callers=10, seconds=SECONDS)
     assert rate_reached(fleet.left) >= (ideal - 0.03) * rate

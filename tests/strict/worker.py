@@ -31,7 +31,7 @@ class Job(NamedTuple):
     rate: str
     callers: int
     stall: str = ""
-    """What keeps it from running for a while, every two seconds: "blocked" or "collector", if anything."""
+    """What stalls it for a while every two seconds: "blocked" or "collector", if anything."""
 
 
 EVERY_S, STALL_S = 2.0, 0.3

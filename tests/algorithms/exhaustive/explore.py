@@ -15,7 +15,7 @@ World = TypeVar("World", bound=Hashable)
 
 
 class LawBrokenError(AssertionError):
-    """A law does not hold, and this is how to get there."""
+    """A law does not hold; the message has the steps that lead there."""
 
 
 def explore(

@@ -34,9 +34,9 @@ class Worker(NamedTuple):
 
     calls: int
     slot: Grant | None = None
-    """As it was given."""
+    """The slot as it was granted."""
     due: int = 0
-    """When it believes to leave."""
+    """When the worker expects to leave."""
     start: Fraction = Fraction(0)
     """Where the slot is by now, in exact numbers."""
     leaves: Fraction = Fraction(0)
@@ -49,12 +49,12 @@ class World(NamedTuple):
     now: int
     line: Any
     numbers: int
-    """Which of the queues is in force."""
+    """The index of the queue in force."""
     workers: tuple[Worker, ...]
     changes: int
-    """How many may still come."""
+    """How many changes may still come."""
     pivot: int = START
-    """From when the last change counts."""
+    """The instant from which the last change counts."""
     fastest: int = 0
     """The shortest interval that was in force since the start."""
     room: Fraction = Fraction(0)

@@ -36,7 +36,7 @@ class Worker(NamedTuple):
     cost: int = 1
     slot: Grant | None = None
     due: int = 0
-    """When it believes to leave."""
+    """When the worker expects to leave."""
 
 
 class World(NamedTuple):
@@ -46,7 +46,7 @@ class World(NamedTuple):
     line: Any
     workers: tuple[Worker, ...]
     holds: int = 1
-    """How many more may be placed."""
+    """How many more holds may be placed."""
     spared: tuple[tuple[int, int], ...] = ()
     """What an idle queue could have sent at once when it was held, on the queue's own time: taken away."""
     resumed: bool = False
@@ -145,11 +145,11 @@ class Rules:
         return "crashes", world._replace(workers=others, troubles=world.troubles - 1, ghosts=ghosts)
 
     def owned(self, worker: Any) -> tuple[Grant, ...]:
-        """What a worker would have used."""
+        """The slots that a worker owns, and would leave unused if it crashed."""
         return () if worker.slot is None else (worker.slot,)
 
     def due(self, world: World, slot: Grant) -> int:
-        """What a worker makes of a confirmation."""
+        """When a slot is due, as a worker computes it from a confirmation."""
         generation, shift, until, _, _ = self.queue.confirm(world.line, world.now)
         assert generation == slot.generation
         return max(slot.due_us + shift, until)
@@ -235,7 +235,7 @@ class WindowRules(Rules):
         while sum(slot.cost for slot in taken if first - WINDOW < slot.due_us) >= LIMIT:
             first += 1
         book = world.line[6] if world.line else ()
-        # A place that has passed while it was free is over at its end, not before.
+        # A free place that has passed is over at its end, not before.
         passed = self.widest if book and book[:2] != (NONE, NOTHING_GONE) else 0
         assert due < first + passed or due == first, f"leaves at {due}, and could at {first}"
         is_free = bool(book) and any(book[0])
@@ -247,7 +247,7 @@ def free(worker: Worker) -> Worker:
 
 
 def ranked(*things: Any) -> tuple[Any, ...]:
-    """In an order of their own: worlds that differ in nothing else are one."""
+    """Workers in one fixed order, so that worlds which differ in nothing else are equal."""
     return tuple(sorted(things, key=hash))
 
 

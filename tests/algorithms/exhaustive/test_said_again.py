@@ -94,7 +94,7 @@ class Rules:
         truth = sum(call.units for call in world.calls)
         for usage in quotas_of(self.queue, world.line, world.now, 0):
             assert usage.used == truth, f"{usage.used} counted of {truth}"
-        # A call that was settled at nothing occupies nothing, whatever it costs since.
+        # A call that was settled at nothing occupies nothing, whatever a later settlement makes it cost.
         slots = [call.slot for call in world.calls if call.is_known and not call.is_back]
         waiting = sorted((slot.start, slot.end) for slot in slots if slot.start < slot.end)
         assert all(one[1] <= two[0] for one, two in pairwise(waiting)), "two stand in one place"
@@ -111,7 +111,7 @@ class Rules:
                 if not is_back and not call.is_back:
                     left.append(call.slot)
             newcomer = self.queue.reserve(line, world.now, (1, None, 7))[1]
-            # Of a place that has passed while it was free, the rest is lost.
+            # The rest of a free place that has passed is lost.
             passed = [call.slot for call in world.calls if call.is_back and call.slot.due_us < world.now]
             last = max([world.now, *(slot.end for slot in (*left, *passed))])
             if all(slot.due_us < world.now for slot in left):

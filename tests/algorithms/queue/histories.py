@@ -12,7 +12,7 @@ def check_spacing(departures, limit, period, burst):
 
 
 def check_windows(departures, limit, window):
-    """At most `limit` in any half-open window; it is enough to look at those that begin with a call."""
+    """At most `limit` in any half-open window; it is enough to check windows that begin with a call."""
     for t_i, _ in departures:
         used = sum(cost for t_j, cost in departures if t_i <= t_j < t_i + window)
         assert used <= limit, f"{used} of {limit} in the window from {t_i}"

@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 def played(queue, story):
-    """Each step after it was taken."""
+    """The time, step, state and answer after each step."""
     state, now, grants = None, START, []
     for move, step in story:
         now += move
@@ -67,7 +67,7 @@ def played(queue, story):
 
 
 def leaves(queue, state, now, due):
-    """When a slot leaves, as a waiter works it out."""
+    """When a slot is due, as a waiting call computes it."""
     _, _, until, _, _, *clock = queue.confirm(state, now)
     return real(until, *clock, due)
 
@@ -190,7 +190,7 @@ def test_no_more_calls_leave_than_the_rate_allows(queue, story):
         if step[0] == "reserve":
             waiting[number] = (answer[10], answer[5], None)
         if step[0] in ("cancel", "settle"):
-            return  # what is given back others may have: the books of the queue itself hold that
+            return  # other calls may take what is given back: only the state of the queue has that
         for place, (due, cost, _) in waiting.items():
             waiting[place] = (due, cost, leaves(queue, state, at, due))
     spans.append((min(now + 100 * SECOND, max(now, held_until)), now + 100 * SECOND, share))
@@ -288,7 +288,7 @@ def test_other_bounds_continue_at_the_rate_that_was_found(queue, other, story):
 
 
 def test_a_hold_ends_without_a_burst():
-    """What an idle queue could have sent at once is not saved up while it is held."""
+    """The burst of an idle queue is not saved up while the key is held."""
     queue = AdaptiveQueue(Rate.of(1, SECOND), Rate.of(50, SECOND), 4)
     state, waits = queue.hold(None, START, 5 * SECOND, 7)[0], []
     for _ in range(3):

@@ -61,7 +61,7 @@ AFTER_A_LATE_REFUSAL = [
     (50_000, ("succeeded", 0, 0)),
     (0, ("refused", 1, 1)),
 ]
-"""It holds the key, and calls that left before that hold are no new incident."""
+"""A late refusal holds the key, and calls that left before that hold are no new incident."""
 
 
 @given(SHARES, STORIES, st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=5), st.randoms())
@@ -113,7 +113,7 @@ def test_a_gain_is_bounded_by_calls_and_by_time(least, story, count, span):
 
 
 def test_the_curve_comes_back_to_the_ceiling_and_goes_past_it():
-    """As worked out by hand: 92 % after a refusal, the ceiling after 20 s, 8 % more after 40 s."""
+    """As computed by hand: 92 % after a refusal, the ceiling after 20 s, 8 % more after 40 s."""
     law = (FULL // 2, FULL // 2, FULL // 4, 30 * SECOND, 0, START, 1, FULL, 0)
     law = adaptive.after_refusal(law, START, START, START, FULL // 50)
     rates = [adaptive.present(law) / (FULL / 2)]

@@ -232,7 +232,7 @@ def test_slots_given_back_that_have_passed_delay_no_call_whatever_their_number(g
 
 
 def test_a_tail_given_back_by_many_takes_no_place():
-    """However many leave from the end backwards, each slot is free again."""
+    """However many calls cancel from the end backwards, each slot is free again."""
     shaper = Shaper("10/s", clock=ManualClock(1_000))
     slots = [shaper.reserve() for _ in range(1_000)]
     assert all(slot.cancel() for slot in reversed(slots))

@@ -185,7 +185,7 @@ def test_a_call_that_comes_in_a_hold_leaves_at_its_end_even_if_that_comes_sooner
 
 
 def test_a_longer_hold_also_moves_a_call_that_came_in_the_first_one():
-    """Although no call was to come so soon, before the one that was given back."""
+    """The call takes a place before one that was given back."""
     clock, shaper = shaper_of("10/min", pace="burst")
     shaper.reserve(cost=8)
     assert shaper.cancel(shaper.reserve(cost=8))
@@ -200,7 +200,7 @@ def test_a_longer_hold_also_moves_a_call_that_came_in_the_first_one():
 
 
 def test_a_quota_that_is_spent_at_the_end_of_a_hold_names_its_own_reset():
-    """And none that is sooner by as much as the refused call would have moved the line."""
+    """The reset is not earlier by as much as the refused call would have moved the queue."""
     clock, shaper = shaper_of("1/s", gates=(Quota("2/fixed:100s"),))
     clock.set(10)
     assert [shaper.reserve().delay for _ in range(2)] == [0, 1]
@@ -419,7 +419,7 @@ def test_extra_cost_settled_in_a_hold_counts_from_then_on():
 
 
 def test_extra_cost_settled_in_a_hold_leaves_its_window_in_time():
-    """Though the hold had moved a call to when the window has room, which has given up."""
+    """The hold had moved a call, cancelled since, to when the window has room again."""
     clock, shaper = shaper_of("1000/s", gates=(SlidingWindowLog(5, 10),))
     slots = [shaper.reserve() for _ in range(5)]
     clock.advance(0.5)
@@ -473,7 +473,7 @@ def late(line, queue, now, grant):
 
 
 def test_the_end_of_a_hold_takes_back_nothing_of_an_earlier_one():
-    """Also where the key stands still for a late call when it comes."""
+    """Also where the key stands still for a late call when the hold comes."""
     line_up = queue("1/s; 10/min")
     line = line_up.hold(None, START, 30 * S, 7)[0]
     line = line_up.reserve(line, START + S, (1, None, 7))[0]
@@ -512,7 +512,7 @@ def test_a_call_that_missed_its_slot_before_a_hold_counts_when_it_leaves():
 
 
 def test_a_limit_that_saves_up_a_burst_stands_still_in_a_hold():
-    """Or as many calls as a bucket holds would leave together when it ends."""
+    """Otherwise as many calls as a bucket holds would leave together when the hold ends."""
     clock, shaper = shaper_of(None, gates=(TokenBucket("1/s", 5),))
     for _ in range(5):
         shaper.reserve()
@@ -550,7 +550,7 @@ def test_after_the_last_window_is_removed_time_stands_still_in_a_hold():
 
 
 def test_after_the_last_window_is_removed_time_stands_still_also_where_the_hold_is_ended():
-    """Or the calls that come before its end would all leave at it."""
+    """Otherwise the calls that come before the end of the hold would all leave at it."""
     before, after = queue("1/s; 3/min"), queue("1/s")
     line = None
     for _ in range(4):

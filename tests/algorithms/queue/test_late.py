@@ -242,7 +242,7 @@ def test_under_further_limits_all_others_move_by_as_much(gate):
     state, (moved, behind), _, _ = queue.late(state, late, calls)
     assert moved == (late, late)
     assert queue.confirm(state, late)[1] == 700_000
-    # The one behind it was late, too. It has moved with all others, and its slot lies ahead.
+    # The call behind it was late, too. It has moved with all others, and its slot lies ahead.
     assert behind == (grants[2].due_us + 700_000, UNKNOWN)
 
 

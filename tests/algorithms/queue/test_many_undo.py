@@ -29,7 +29,7 @@ def test_where_all_were_refused_there_is_nothing_to_give_back():
 
 
 def test_a_settlement_that_comes_again_after_a_later_one_changes_nothing():
-    """Its process has counted up many nonces since."""
+    """The process of the first settlement has used many nonces since."""
     store = MemoryStore(ManualClock(1_000.0))
     program = queue("10/s")
     reserve, settle, look = (store.bind("name", program, name) for name in (RESERVE, SETTLE, LOOK))

@@ -1,4 +1,4 @@
-"""However many are gone, in whatever order: the queue is the queue without them."""
+"""However many calls are cancelled, in whatever order: the queue is the queue without them."""
 
 import asyncio
 import random
@@ -130,7 +130,7 @@ def test_a_hundred_thousand_take_no_more_than_is_stated():
     for slot in slots[1::2]:
         assert slot.cancel()
     (places, _), (gone, *_), *_ = crowd.core.look.call("default")[0][6]
-    # The last of them stood at the tail.
+    # The last of the calls was at the tail.
     assert (rows.count(places), rows.count(gone)) == (2_000 - 1, 2_000)
     for slot in slots[::2]:
         assert slot.cancel()

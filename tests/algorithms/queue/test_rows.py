@@ -34,7 +34,7 @@ def test_a_change_keeps_all_other_rows_in_few_pages(kept, number, added):
     changed = rows.put(pages, low, high, put)
     assert list(rows.flat(changed)) == [*of(kept[:at]), *new, *of(kept[at:])]
     assert all(0 < len(page) <= 4 for page in changed)
-    # What fits into one page is one.
+    # Rows that fit into one page are in one.
     assert len(changed) == len(pages[:low]) + -(-len(put) // 4) + len(pages[high:])
 
 

@@ -51,7 +51,7 @@ class Caller:
 
     @property
     def is_lost(self):
-        """Whether it does without its store now."""
+        """Whether it is without its store now."""
         return bool(self.outages) and self.outages[-1][1] is None
 
     def wait(self, done):
@@ -66,7 +66,7 @@ class Caller:
         self._process.stdin.flush()
 
     def kill(self):
-        """As the system does when it needs the memory."""
+        """Kill it, as the system does when it needs the memory."""
         self._process.kill()
         self._process.wait(PATIENCE_S)
         self.killed_at = time.monotonic()

@@ -29,7 +29,7 @@ FAULT_S = 1.5
 
 
 class Figure(NamedTuple):
-    """What was measured of one limit, and what is documented; None where no bound is."""
+    """The measured figures of one limit, and the documented bounds; None where there is no bound."""
 
     over: int
     over_bound: int | None
@@ -40,12 +40,12 @@ class Figure(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What came of one fault in one mode."""
+    """The result of one fault in one mode."""
 
     fault: str
     mode: str
     figures: dict
-    """Of each limit."""
+    """The figures of each limit."""
     calls: int
     outage: float
     """For how many seconds a worker was without the store, at most."""
@@ -54,7 +54,7 @@ class Cell(NamedTuple):
     stalled: float
     """For how many seconds in all a witness has seen a process stalled."""
     longest: float = 0.0
-    """For how many at once; a call that a switch delays does not know when it was due, and is so late."""
+    """The longest single stall; a call that a switch delays does not know when it was due, and is as late."""
 
     def breaches(self):
         """The figures that exceed their bounds by more than a crowd of late calls explains."""
@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 
 
 def play(fault, mode, fault_s=FAULT_S):
-    """What comes of it."""
+    """The results of a fault in a mode."""
     with ExitStack() as stack:
         scene = stack.enter_context(closing(Scene(TROUBLES[fault], WORKERS)))
         receiver = stack.enter_context(closing(Receiver()))

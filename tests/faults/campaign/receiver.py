@@ -40,7 +40,7 @@ class Receiver:
         return self._process.pid
 
     def history(self):
-        """All that it has seen, in order; it ends."""
+        """All arrivals, in order; ends the server."""
         printed, _ = self._process.communicate(timeout=PATIENCE_S)
         return [Arrival(*seen) for seen in json.loads(printed)]
 

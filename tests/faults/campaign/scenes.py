@@ -14,7 +14,7 @@ from ..proxy import Proxy
 
 PATIENCE_S = 20.0
 OFTEN_S = 0.1
-"""Between two blows of a fault that is many small ones."""
+"""The pause between two blows of a fault that consists of many."""
 SPIKES_S = (0.05, 0.2, 0.6)
 """Some within the patience of a store, some above it."""
 LAG_S = 0.3
@@ -33,7 +33,7 @@ class Scene:
         self.proxies = [Proxy(self.server.port) for _ in range(callers if fault.on_the_wire else 0)]
         self.callers = []
         self.forgotten = 0
-        """How often the server has lost its memory."""
+        """How often the server has lost all keys."""
 
     @property
     def servers(self):
@@ -85,7 +85,7 @@ class Trouble(NamedTuple):
 
 
 def _served(name):
-    """One of the faults that the other tests know, which happen to a server."""
+    """A fault of a server, from the list that the other tests use."""
     fault = FAULTS[name]
 
     @contextmanager

@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     """From here on all callers called as often as they could, and the first burst was spent."""
     end: float
     outages: list
-    """Of each caller, when it lost its store and when it was back."""
+    """For each caller, when it lost its store and when that was back."""
     in_vain: int
     """Questions that may have been charged without an answer."""
     forgotten: int
@@ -100,7 +100,7 @@ def over_bound(limit, facts):
 
 
 def under_bound(limit, facts):
-    """How many calls too few it allows."""
+    """How many missing calls the documentation allows."""
     in_vain = facts.in_vain + facts.killed * (1 + limit.waiters)
     if facts.mode in ("raise", "closed"):
         # A worker that is about to lose its store waits for that as long as its patience lasts.
@@ -111,7 +111,7 @@ def under_bound(limit, facts):
 
 
 def common(outages):
-    """When all were out at once."""
+    """The spans in which all callers were without the store at once."""
     found = [(float("-inf"), float("inf"))]
     for each in outages:
         found = [

@@ -1,4 +1,4 @@
-"""How things stand at a key, and crowds of callers."""
+"""How many calls are in flight at a key, and crowds of callers."""
 
 import threading
 

@@ -68,7 +68,7 @@ class InFlight:
         asyncio.run(main())
 
     async def stay(self, seconds, keys=None):
-        """Time goes by, in which no lease at these keys ends."""
+        """Let time pass, in which no lease at these keys ends."""
         step_s = self._limit.lease_us / 24e6
         for _ in range(round(seconds / step_s)):
             await self.store.clock.asleep(step_s, AsyncAlarm())

@@ -138,7 +138,7 @@ def test_calls_that_are_over_do_not_count(policy):
 
 
 def in_child(work):
-    """Runs it in a forked child; its number, and where the text comes that `work` returns."""
+    """Runs `work` in a forked child; returns its id, and the pipe for the text that `work` returns."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

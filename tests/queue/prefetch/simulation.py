@@ -35,7 +35,7 @@ class World:
 
 
 class Server:
-    """The one queue; `departures` are what was promised on it and used."""
+    """The one queue; `departures` are the slots of it that were used."""
 
     def __init__(self, world, rate, **options):
         self.world = world
@@ -75,7 +75,7 @@ class Worker:
         self._wakes_at = None
         self.is_dead = False
         self.left = []
-        """Of each call that has left: when it was promised, by the server's clock; and when it left."""
+        """For each call that has left: its slot, by the server's clock, and when it left."""
         self.trips = 0
         self.most_owned = 0
 

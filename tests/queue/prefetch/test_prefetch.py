@@ -426,7 +426,7 @@ def test_a_closed_shaper_is_closed_in_a_forked_child_too(tmp_path, script):  # n
 
 
 def test_a_forked_child_owns_nothing_of_its_parents(tmp_path, script):  # noqa: F811
-    """Both take slots after the fork, and no slot twice."""
+    """Parent and child take slots after the fork, and no slot twice."""
     process = script(FORKING, str(tmp_path / "limits.db"))
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")

@@ -33,7 +33,7 @@ class Run:
         self.of_the_limit = len(self.left) / (rate * SECONDS)
         self.trips_a_call = server.trips / len(self.left)
         self.fairness = jain([len(worker.left) for worker in self.workers])
-        # Every departure that was promised, and every instant at which one happened.
+        # Every slot that was used, and every instant at which a call left.
         check_pace([at / SECOND for at, _ in self.left], f"{rate}/s")
         assert all(left >= promised for promised, left in self.left)
 
@@ -47,7 +47,7 @@ class Run:
 @pytest.mark.parametrize("rate", [100, 1000])
 @pytest.mark.parametrize(("workers", "threads"), [(1, 4), (1, 32), (4, 1), (4, 8), (4, 64)])
 def test_busy_workers_reach_the_limit_with_a_trip_for_twenty_calls(rate, workers, threads, seed):
-    """From the first call on, the time in which a stock grows included."""
+    """From the first call on, including the time in which a stock grows."""
     prefetch_us = long_enough(rate, workers)
     run = Run(
         rate, workers, lambda world, worker: busy(world, worker, threads), seed=seed, prefetch_us=prefetch_us

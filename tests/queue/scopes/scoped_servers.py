@@ -9,7 +9,7 @@ from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 
 
 class Response(NamedTuple):
-    """What is answered: as much of a response as feedback looks at."""
+    """The part of a response that feedback reads."""
 
     status: int
     headers: dict[str, str]
@@ -97,7 +97,7 @@ FAST = {"rate": "1_000_000/s", "burst": 10_000}
 
 
 TARGETS = Reading(lambda request: request.host, lambda request: request)
-"""Requests that are nothing but their targets."""
+"""Requests that consist of their targets alone."""
 
 
 def request_of(path, method="GET"):
@@ -105,7 +105,7 @@ def request_of(path, method="GET"):
 
 
 class Client:
-    """What a wrapper of a client does, without the client."""
+    """The work of a client's wrapper, without the client."""
 
     def __init__(self, server, **shaping):
         self.server = server

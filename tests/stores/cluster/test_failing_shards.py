@@ -91,7 +91,7 @@ class Callers:
         return max(took for _, took in self._outcomes[caller])
 
     def are_served(self, callers, count=20):
-        """Whether each of them was answered so often since it last failed."""
+        """Whether each caller has had so many answers since its last failure."""
         return all(self.answers(caller)[-count:] == [True] * count for caller in callers)
 
     def have_failed(self, callers):
@@ -106,7 +106,7 @@ def callers():
 
 
 def in_step(servers, master):
-    """Wait until its replica has all that it has."""
+    """Wait until the replica of a master has all its data."""
     wait_until(lambda: servers.tell(master, "WAIT", 1, 100) == 1)
 
 

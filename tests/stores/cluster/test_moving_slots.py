@@ -51,7 +51,7 @@ class Move:
 
 @pytest.fixture
 def move(servers, name, keys):
-    """Of the slot of the first key of this test's name."""
+    """A move of the slot of this test's first key."""
     move = Move(servers, slot_of(name, keys[0]))
     yield move
     move.back()
