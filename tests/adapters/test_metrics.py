@@ -1,4 +1,4 @@
-"""Which keys have labels of their own: a bounded number, forever the same, and never one that misleads."""
+"""Which keys have labels of their own: a bounded number, forever the same, and none that misleads."""
 
 import pytest
 from hypothesis import given
@@ -13,16 +13,18 @@ CALLS = st.lists(st.tuples(st.sampled_from(["stripe", "github"]), KEYS), max_siz
 @given(calls=CALLS, most=st.integers(0, 5))
 def test_the_first_keys_keep_their_labels_and_no_others_get_any(calls, most):
     labels = Labels(most)
-    told = {}
+    labels_of = {}
     for policy, key in calls:
         label = labels.of(policy, key)
         assert label in (key, OTHER)
-        assert told.setdefault((policy, key), label) == label
+        assert labels_of.setdefault((policy, key), label) == label
     for policy in ("stripe", "github"):
         met = dict.fromkeys(key for of, key in calls if of == policy and key not in ("", OTHER))
         first = [key for key in met if key.isprintable()][:most]
         assert labels.own(policy) == first
-        assert {key for (of, key), label in told.items() if of == policy and label != OTHER} == set(first)
+        assert {key for (of, key), label in labels_of.items() if of == policy and label != OTHER} == set(
+            first
+        )
 
 
 @given(calls=CALLS, named=st.sets(st.sampled_from("abc")))
@@ -33,21 +35,21 @@ def test_named_keys_have_labels_in_every_process_alike(calls, named):
         assert labels.own(policy) == sorted(named)
 
 
-def test_ten_thousand_keys_are_told_apart_only_up_to_the_bound():
+def test_of_ten_thousand_keys_only_as_many_as_the_bound_have_labels():
     labels = Labels(20)
     shown = {labels.of("stripe", f"customer-{number}") for number in range(10_000)}
     assert shown == {f"customer-{number}" for number in range(20)} | {OTHER}
 
 
 @pytest.mark.parametrize("key", ["", OTHER, "line\nbreak", "half of \ud83d", "x" * 129])
-def test_what_no_label_can_say_is_other(key):
+def test_a_key_that_cannot_be_a_label_counts_as_other(key):
     labels = Labels(5)
     assert labels.of("stripe", key) == OTHER
     assert labels.own("stripe") == []
 
 
 @pytest.mark.parametrize("key", ["x" * 128, "München", "a b", "api%scope=search"])
-def test_other_keys_are_labels(key):
+def test_all_other_keys_can_be_labels(key):
     assert Labels(5).of("stripe", key) == key
 
 

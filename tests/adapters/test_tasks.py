@@ -1,4 +1,4 @@
-"""Slots of tasks: near ones are waited for, far ones travel with the task, and none is taken twice."""
+"""Slots of tasks: near ones are waited for, distant ones travel with the task, and none is taken twice."""
 
 import heapq
 import json
@@ -77,7 +77,7 @@ def test_a_task_that_comes_back_takes_no_second_slot(shaped, clock):
     admit(tasks)
     later = admit(tasks)
     clock.advance(0.2)
-    # Too early, it goes once more with the same slot; from then on it waits for that.
+    # Too early, the task goes once more with the same slot; from then on it waits for that slot.
     assert admit(tasks, later.slot_header) == (pytest.approx(0.8), later.slot_header)
     clock.advance(0.6)
     began = clock.now()
@@ -102,9 +102,9 @@ def test_tasks_that_come_back_behind_much_other_work_miss_their_slots_only_once(
         back_at = clock.now() + outcome.delay_s + queued_s
         assert back_at - began < 100
         heapq.heappush(queue, (back_at, number, outcome.slot_header))
-    # Those that were put back first, before it was known; then one by one.
+    # The tasks that were put back first, before the delay of the queue was known; then one by one.
     assert starts[1:] == pytest.approx([starts[1] + 2 * number for number in range(14)], abs=0.01)
-    # Once nothing else is there, they come back as late as before.
+    # Once the queue holds nothing else, they come back as late as before.
     tasks.policy.shaper.hold("1min")
     later = admit(tasks)
     clock.advance(later.delay_s)
@@ -141,7 +141,7 @@ def test_a_task_that_comes_late_uses_its_slot_within_the_grace_alone(tmp_path_fa
 def test_a_quota_gets_a_slot_back_that_a_worker_has_missed(shaped, store):
     tasks = shaped(rate="4/s", quota="10/day")
     tasks.policy.shaper.hold("3.4s")
-    # The slot is near when it is known, and has long passed when the worker has asked whether it moved.
+    # The slot is near when the delay is known, and has long passed when the worker has confirmed it.
     store.slow = 3.0
     assert isinstance(admit(tasks), Admission)
     store.mend()
@@ -179,13 +179,13 @@ def test_a_refused_task_fails_or_comes_back(shaped, clock):
 
 
 @pytest.mark.parametrize("slot_header", ["", "[]", "null", "{", '[0.4, "default"]', '[0.4, "default", true]'])
-def test_what_cannot_be_read_is_no_slot(shaped, slot_header):
+def test_a_malformed_slot_counts_as_none(shaped, slot_header):
     tasks = shaped(rate="1/s")
     assert isinstance(admit(tasks, slot_header), Admission)
 
 
 @pytest.mark.parametrize("ahead_s", ["soon", [], {}])
-def test_a_slot_with_an_advance_that_cannot_be_read_is_no_slot(shaped, ahead_s):
+def test_a_slot_with_a_malformed_advance_counts_as_none(shaped, ahead_s):
     tasks = shaped(rate="1/10s")
     admit(tasks)
     _, *slot = json.loads(admit(tasks).slot_header)
@@ -253,7 +253,7 @@ def test_each_key_has_its_own_line(shaped):
     assert isinstance(admit(tasks, None, "ben"), PutBack)
 
 
-def test_nothing_waits_that_is_only_measured(shaped, clock):
+def test_a_task_that_is_only_measured_does_not_wait(shaped, clock):
     tasks, began = shaped(rate="1/s", enforce=False), clock.now()
     assert all(isinstance(admit(tasks), Admission) for _ in range(3))
     assert clock.now() == began
@@ -278,6 +278,6 @@ def test_a_call_that_never_counted_gives_its_slot_back(shaped):
         ("10/s", "shape"),
     ],
 )
-def test_mistakes_are_told_when_the_task_is_defined(store, shape, field):
+def test_mistakes_are_refused_when_the_task_is_defined(store, shape, field):
     with pytest.raises(ConfigError, match=field):
         ShapedTasks(job, "jobs", shape, NEAR_S, store)

@@ -27,13 +27,13 @@ SILENT = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "SHAPEKIT_STORE", "PYTH
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a process is given: nothing that would change what it prints, but what the test says."""
+    """The environment of a process: only what the test sets can change what the process prints."""
     kept = {name: value for name, value in os.environ.items() if name not in SILENT}
     return {**kept, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **more}
 
 
 class Seen(NamedTuple):
-    """How a process on a terminal ended, and what could be seen there."""
+    """How a process on a terminal ended, and what the terminal showed."""
 
     code: int
     text: str
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.long), "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RedisStore | SQLiteStore, str]]:
-    """A store, and where it is."""
+    """A store, and its URL or path."""
     if request.param == "redis":
         where = f"{shared_server().url.rsplit('/', 1)[0]}/7"
         store: RedisStore | SQLiteStore = RedisStore.from_url(where)
@@ -70,7 +70,7 @@ def screens() -> Iterator[Callable[..., Screen]]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run the command here and now; nothing may escape from it but its exit code."""
+    """Run the command in this process; only its exit code may escape from it."""
     for name in SILENT:
         monkeypatch.delenv(name, raising=False)
 
@@ -85,7 +85,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 @pytest.fixture
 def complaint(run: Callable[..., Result]) -> Callable[..., str]:
-    """Run the command, expect exit code 2 and nothing but one line on stderr; gives the line."""
+    """Run the command, expect exit code 2 and a single line on stderr; returns the line."""
 
     def invoke(*args: str) -> str:
         result = run(*args)
@@ -119,7 +119,7 @@ def process() -> Callable[..., subprocess.CompletedProcess[str]]:
 def terminal() -> Iterator[Callable[..., Seen]]:
     """Run the command on a terminal of 100 columns.
 
-    With `typed`, types its second text as soon as the first is to be seen.
+    With `typed`, types its second text as soon as the first is shown.
     """
     started: list[subprocess.Popen[bytes]] = []
 
@@ -158,12 +158,12 @@ def terminal() -> Iterator[Callable[..., Seen]]:
 
 
 def _take_terminal() -> None:
-    # Where what is typed, Ctrl-C included, goes.
+    # Typed characters, Ctrl-C included, go here.
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65_536)
-    except OSError:  # Linux says so where the other side has ended
+    except OSError:  # Linux raises this where the other side has ended
         return b""

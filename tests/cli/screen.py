@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: what it shows, and keys for it to hear."""
+"""A command on a terminal of its own: what it shows, and keys typed into it."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ import termios
 import time
 
 PATIENCE_S = 30.0
-"""Longer than any event takes: reached only where a test fails."""
+"""Longer than any event takes: only a failing test waits this long."""
 _STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -23,7 +23,7 @@ class Screen:
         self._terminal, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.first_modes = termios.tcgetattr(other)
-        """How the terminal treated what is typed before the command began."""
+        """How the terminal treated typed characters before the command began."""
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "shapekit.cli", *map(str, args)],
             stdin=other,
@@ -38,7 +38,7 @@ class Screen:
 
     @property
     def text(self):
-        """All that was ever shown, without what steers a terminal."""
+        """All text ever shown, without control sequences."""
         return _STEERING.sub("", self.raw)
 
     def until(self, *words):
@@ -51,14 +51,14 @@ class Screen:
         os.write(self._terminal, keys.encode())
 
     def modes(self):
-        """How the terminal treats what is typed now."""
+        """How the terminal treats typed characters now."""
         return termios.tcgetattr(self._terminal)
 
     def end(self):
-        """Wait until it ends; its exit code."""
+        """Wait until it ends; returns its exit code."""
         deadline = time.monotonic() + PATIENCE_S
         while self._read(deadline):
-            """Until nobody has the terminal any more."""
+            """Wait until no process has the terminal any more."""
         return self.process.wait(PATIENCE_S)
 
     def close(self):
@@ -91,14 +91,14 @@ def shapekit(*args, **environment):
 
 
 def _environment(more):
-    """What a process is given: nothing that would change what it prints, but what the test says."""
+    """The environment of a process: only what the test sets can change what the process prints."""
     silent = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "SHAPEKIT_STORE"}
     kept = {name: value for name, value in os.environ.items() if name not in silent}
     return {**kept, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **more}
 
 
 def complaint(result):
-    """The one line with which a command ended that could not do what it was asked."""
+    """The one line of a command that ended because it could not do its work."""
     assert result.returncode == 2, (result.returncode, result.stderr)
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()

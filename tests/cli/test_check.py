@@ -1,4 +1,4 @@
-"""`shapekit check`: what is right is said in words, what is wrong is named by table and field."""
+"""`shapekit check` describes what is right in words, and names what is wrong by table and field."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PROBLEMS = {
 
 @pytest.fixture
 def checked(tmp_path, run):
-    """Check a text; gives the result and the lines on stderr."""
+    """Check a text; returns the result and the lines on stderr."""
 
     def check(text, *args):
         file = tmp_path / "shapekit.toml"
@@ -72,7 +72,7 @@ def checked(tmp_path, run):
     return check
 
 
-def test_each_policy_is_said_in_words(checked):
+def test_each_policy_is_described_in_words(checked):
     result, complaints = checked(GOOD)
     assert (result.exit_code, complaints) == (0, [])
     assert result.stdout.splitlines() == [
@@ -96,9 +96,9 @@ def test_each_policy_is_said_in_words(checked):
 def test_json_has_the_words_and_the_problems(checked):
     result, complaints = checked('[a]\nrate = "1/s"\n[b]\nrate = "x"\n', "--json")
     assert result.exit_code == 2
-    told = json.loads(result.stdout)
-    assert told["ok"] is False
-    good, bad = told["tables"]
+    report = json.loads(result.stdout)
+    assert report["ok"] is False
+    good, bad = report["tables"]
     assert (good["table"], good["problem"]) == ("a", None)
     assert good["means"] == ["1 per second, evenly spaced: one every 1 s", "a call waits as long as it takes"]
     assert (bad["table"], bad["means"]) == ("b", [])
@@ -107,7 +107,7 @@ def test_json_has_the_words_and_the_problems(checked):
 
 
 @pytest.mark.parametrize("table", PROBLEMS)
-def test_what_is_wrong_is_named_by_table_and_field(table, checked):
+def test_each_problem_is_named_by_table_and_field(table, checked):
     result, complaints = checked(f'[good]\nrate = "1/s"\n[bad]\n{table}\n')
     assert result.exit_code == 2
     [line] = complaints
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_named_by_table_and_field(table, checked):
     assert "[bad]" not in result.stdout
 
 
-def test_every_problem_is_told(checked):
+def test_every_problem_is_reported(checked):
     result, complaints = checked('stray = "10/s"\n[a]\nrate = "x"\n[b]\nrate = "1/s"\n[[c]]\nrate = "1/s"\n')
     assert result.exit_code == 2
     assert len(complaints) == 3
@@ -138,7 +138,7 @@ def test_every_problem_is_told(checked):
         (b"[a]\nrate = " + b"[" * 20_000, "is not TOML: "),
     ],
 )
-def test_a_file_that_cannot_be_understood(content, part, tmp_path, complaint):
+def test_a_malformed_file_is_refused(content, part, tmp_path, complaint):
     file = tmp_path / "x.toml"
     file.write_bytes(content)
     line = complaint("check", str(file))
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_understood(content, part, tmp_path, complaint):
     assert str(file) in line
 
 
-def test_a_file_that_is_not_there(tmp_path, complaint):
+def test_a_missing_file_is_refused(tmp_path, complaint):
     assert "x.toml cannot be read: No such file or directory; name a TOML file" in complaint(
         "check", str(tmp_path / "x.toml")
     )
@@ -163,7 +163,7 @@ def test_a_pipe_is_read_once(run):
     assert [line for line in result.stdout.splitlines() if line.startswith("[")] == ["[a]", "[b]"]
 
 
-def test_the_names_of_tables_steer_no_terminal(checked):
+def test_the_names_of_tables_do_not_control_the_terminal(checked):
     name = "\\u001b[2J\\u009b31m" + "x" * 200
     result, complaints = checked(f'["{name}"]\nrate = "1/s"\n["\\u001b[2J"]\nrate = "x"\n')
     assert result.stdout.splitlines()[0] == "[\\x1b[2J\\x9b31m" + "x" * 200 + "]"
@@ -172,22 +172,22 @@ def test_the_names_of_tables_steer_no_terminal(checked):
     assert result.output.replace("\n", "").isprintable()
 
 
-def test_a_file_that_an_editor_on_windows_has_saved(run, tmp_path):
+def test_a_byte_order_mark_is_skipped(run, tmp_path):
     file = tmp_path / "shapekit.toml"
     file.write_text(GOOD, encoding="utf-8-sig", newline="\r\n")
     assert run("check", str(file)).stdout.startswith("[stripe]\n")
 
 
-def test_it_is_a_process(process, tmp_path):
+def test_the_command_works_as_a_process(process, tmp_path):
     file = tmp_path / "shapekit.toml"
     file.write_text(GOOD, encoding="utf-8")
-    told = process("check", str(file))
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("[stripe]\n")
+    result = process("check", str(file))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("[stripe]\n")
     file.write_text('[a]\nrate = "x"\n', encoding="utf-8")
-    told = process("check", str(file))
-    assert (told.returncode, told.stdout) == (2, "")
-    assert len(told.stderr.splitlines()) == 1
+    result = process("check", str(file))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
 
 
 WORDS = {
@@ -213,7 +213,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("limit", WORDS, ids=str)
-def test_a_limit_in_words(limit):
+def test_a_limit_is_described_in_words(limit):
     assert limit_words(limit) == WORDS[limit]
 
 
@@ -227,7 +227,7 @@ def test_a_limit_in_words(limit):
         ({"rate": "1/day"}, "1 per day, evenly spaced: one every 1 d"),
     ],
 )
-def test_a_policy_in_words(fields, words):
+def test_a_policy_is_described_in_words(fields, words):
     policy = Policy.from_dict(fields)
     bound = fields.get("max_wait")
     assert words in meaning(policy, None if bound is None else bound * 1_000_000)
@@ -249,10 +249,10 @@ tables = st.dictionaries(
 
 
 @given(tables)
-def test_any_table_is_a_policy_that_has_words_or_a_problem_that_has_a_field(table):
+def test_any_table_is_a_policy_with_a_description_or_a_problem_with_a_field(table):
     try:
-        said = meaning(Policy.from_dict(table), None)
+        words = meaning(Policy.from_dict(table), None)
     except ConfigError as error:
-        said = [error.field, error.fix]
-    assert said
-    assert all(said)
+        words = [error.field, error.fix]
+    assert words
+    assert all(words)

@@ -20,7 +20,7 @@ from .screen import shapekit as process
 
 @pytest.fixture
 def shaper(place):
-    """One with a live key that has colons in its name and in its key."""
+    """A store with one live key that has colons in its name and in its key."""
     shaper = Shaper("1/min; 100/h", name="api:stripe", store=place[0])
     assert shaper.reserve("eu:1")
     return shaper
@@ -40,7 +40,7 @@ def screens():
 
 
 def shapekit(*args):
-    """Run the command here and now."""
+    """Run the command in this process."""
     result = CliRunner().invoke(cli, [*map(str, args)])
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception
@@ -53,7 +53,7 @@ def done(*args):
     return result.stdout
 
 
-def test_a_hold_moves_whoever_waits(place, shaper):
+def test_a_hold_moves_waiting_calls(place, shaper):
     waits = shaper.reserve("eu:1")
     assert shaper.remaining(waits) <= 60
     held = process("hold", "api:stripe:eu:1", "5m", "--store", place[1])
@@ -67,8 +67,8 @@ def test_a_hold_moves_whoever_waits(place, shaper):
     ("time", "seconds"), [("90", 90), ("120.5", 120.5), ("0.5m", 30), ("1h30m", 5400), ("250 ms", 0.25)]
 )
 def test_a_plain_number_is_seconds(shaper, place, time, seconds):
-    told = json.loads(done("hold", "api:stripe:eu:1", time, "--store", place[1], "--json"))
-    assert told["held"] == seconds
+    report = json.loads(done("hold", "api:stripe:eu:1", time, "--store", place[1], "--json"))
+    assert report["held"] == seconds
 
 
 @pytest.mark.parametrize("key", ["new", "eu:2"])
@@ -78,8 +78,8 @@ def test_a_key_that_was_never_used_is_held_by_the_limit_of_its_name(place, shape
     assert 299 < shaper.reserve(key).delay <= 300
     assert 359 < shaper.reserve(key).delay <= 360
     assert shaper.reserve("another").delay == 0
-    told = json.loads(done("hold", f"api:stripe:{key}", "1s", "--store", place[1], "--json"))
-    assert told["in_use"]
+    report = json.loads(done("hold", f"api:stripe:{key}", "1s", "--store", place[1], "--json"))
+    assert report["in_use"]
 
 
 def test_an_idle_key_is_held_when_all_of_its_name_are_idle(place):
@@ -87,12 +87,12 @@ def test_an_idle_key_is_held_when_all_of_its_name_are_idle(place):
     shaper = Shaper("1/min", name="resting", store=store)
     assert shaper.reserve("a")
     shaper.reset("a")
-    told = json.loads(done("hold", "resting:a", "300", "--store", where, "--json"))
-    assert (told["held"], told["in_use"]) == (300, False)
+    report = json.loads(done("hold", "resting:a", "300", "--store", where, "--json"))
+    assert (report["held"], report["in_use"]) == (300, False)
     assert 299 < shaper.reserve("a").delay <= 300
 
 
-def test_an_idle_key_of_a_rate_that_was_changed_is_held_no_longer_for_it(place):
+def test_an_idle_key_is_held_no_longer_because_of_a_changed_rate(place):
     store, where = place
     for key, rate in (("a", "1/h burst 20"), ("b", "10/s burst 5"), ("c", "1/min burst 9")):
         shaper = Shaper(rate, name="api", store=store)
@@ -111,7 +111,7 @@ def test_an_adaptive_key_is_held_when_it_is_idle(place):
     assert 3590 < shaper.reserve("b").delay <= 3600
 
 
-def test_a_part_of_a_server_that_is_idle_is_held_and_its_host_says_so(place, shaper):
+def test_an_idle_scope_of_a_server_is_held_and_named_with_its_host(place, shaper):
     done("hold", "api:stripe:eu:1%scope=search", "5m", "--store", place[1])
     assert shaper.held(key="eu:1%scope=search") > 299
     assert shaper.core.look.call("eu:1")[0][6][2], "the key is marked"
@@ -139,13 +139,13 @@ def test_all_keys_of_a_name_are_held_and_resumed(place, shaper):
 
 
 def test_all_keys_of_a_name_are_a_list_for_machines(place, shaper):
-    told = json.loads(done("hold", "api:stripe:*", "60", "--store", place[1], "--json"))
-    assert [(one["key"], one["held"]) for one in told] == [("api:stripe:eu:1", 60)]
-    told = json.loads(done("resume", "api:stripe:*", "--store", place[1], "--json"))
-    assert [(one["key"], one["done"]) for one in told] == [("api:stripe:eu:1", "resume")]
+    report = json.loads(done("hold", "api:stripe:*", "60", "--store", place[1], "--json"))
+    assert [(one["key"], one["held"]) for one in report] == [("api:stripe:eu:1", 60)]
+    report = json.loads(done("resume", "api:stripe:*", "--store", place[1], "--json"))
+    assert [(one["key"], one["done"]) for one in report] == [("api:stripe:eu:1", "resume")]
 
 
-def test_a_key_that_cannot_be_named_is_told_and_the_others_are_held():
+def test_a_key_too_long_to_name_is_reported_and_the_others_are_held():
     where = f"{shared_server().url.rsplit('/', 1)[0]}/9"
     store = RedisStore.from_url(where)
     shaper = Shaper("1/min", name="long", store=store)
@@ -161,10 +161,10 @@ def test_a_key_that_cannot_be_named_is_told_and_the_others_are_held():
 
 def test_a_shorter_hold_says_that_the_longer_one_stays(place, shaper):
     shaper.hold("1h", key="eu:1")
-    told = json.loads(done("hold", "api:stripe:eu:1", "5s", "--store", place[1], "--json"))
-    assert (told["key"], told["done"]) == ("api:stripe:eu:1", "hold")
-    assert 3500 < told["held"] <= 3600
-    assert abs(told["until"] - time.time() - told["held"]) < 100
+    report = json.loads(done("hold", "api:stripe:eu:1", "5s", "--store", place[1], "--json"))
+    assert (report["key"], report["done"]) == ("api:stripe:eu:1", "hold")
+    assert 3500 < report["held"] <= 3600
+    assert abs(report["until"] - time.time() - report["held"]) < 100
     assert "was held for longer already" in done("hold", "api:stripe:eu:1", "5s", "--store", place[1])
 
 
@@ -174,8 +174,8 @@ def test_resume_ends_a_hold(place, shaper):
     words = done("resume", "api:stripe:eu:1", "--store", place[1])
     assert words == "api:stripe:eu:1: calls leave again in 1 min 30 s\n"
     assert shaper.remaining(waits) <= 150
-    told = json.loads(done("resume", "api:stripe:eu:1", "--store", place[1], "--json"))
-    assert told["held"] <= 7.5
+    report = json.loads(done("resume", "api:stripe:eu:1", "--store", place[1], "--json"))
+    assert report["held"] <= 7.5
 
 
 def test_resuming_what_is_not_held_changes_nothing(place, shaper):
@@ -197,8 +197,8 @@ def test_reset_works_on_gates(place):
     gate = Gate(GCRA("1/h"), name="slow", store=store)
     assert gate.check("a")
     assert not gate.check("a")
-    told = json.loads(done("reset", "slow:a", "--store", where, "--json"))
-    assert told == {"key": "slow:a", "done": "reset", "limit": "gcra 1/h burst 1"}
+    report = json.loads(done("reset", "slow:a", "--store", where, "--json"))
+    assert report == {"key": "slow:a", "done": "reset", "limit": "gcra 1/h burst 1"}
     assert gate.check("a")
 
 
@@ -258,8 +258,8 @@ def test_reset_mends_a_damaged_key_and_no_other(place, shaper, how):
     assert shaper.reserve("eu:1").delay == 0
     with pytest.raises(StoreUnavailableError):
         shaper.reserve("eu:1x")
-    told = json.loads(done("reset", "api:stripe:eu:1x", "--yes", "--store", place[1], "--json"))
-    assert told == {"key": "api:stripe:eu:1x", "done": "reset", "limit": None}
+    report = json.loads(done("reset", "api:stripe:eu:1x", "--yes", "--store", place[1], "--json"))
+    assert report == {"key": "api:stripe:eu:1x", "done": "reset", "limit": None}
     assert shaper.reserve("eu:1x").delay == 0
 
 
@@ -293,7 +293,7 @@ def test_a_key_of_an_unknown_program_is_reset():
     store.close()
 
 
-def test_very_long_keys_are_meant_whole(place, shaper):
+def test_a_very_long_key_is_taken_whole(place, shaper):
     long = "é" * 300
     assert shaper.reserve(long)
     shaper_key = f"api:stripe:{long}"
@@ -343,7 +343,7 @@ def wrong(time):
         (("reset", "parts:a:x"), "key='parts:a:x' is one part of the composite 'parts'"),
     ],
 )
-def test_what_is_not_there_or_cannot_be_is_one_line(place, shaper, args, words):
+def test_a_missing_or_impossible_key_is_a_complaint_of_one_line(place, shaper, args, words):
     store, where = place
     assert Gate(GCRA("1/h"), name="gate", store=store).check("a")
     parts = Gate(any_of(a=GCRA("1/h"), b=GCRA("1/h")), name="parts", store=store)
@@ -354,13 +354,13 @@ def test_what_is_not_there_or_cannot_be_is_one_line(place, shaper, args, words):
     assert shaper.reserve("eu:1").delay <= 60
 
 
-def test_a_store_that_is_not_there_is_not_made(tmp_path):
+def test_a_missing_store_is_not_created(tmp_path):
     where = tmp_path / "limits.db"
     assert "is not a file" in complaint(shapekit("reset", "a:b", "--store", where))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_done_to_a_key_is_one_line_whatever_the_key_is(place):
+def test_the_result_for_any_key_is_one_line(place):
     shaper = Shaper("1/min", name="api", store=place[0])
     assert shaper.reserve("\x1b[2J\nother")
     first, last = done("hold", "api:*", "5m", "--store", place[1]).splitlines()

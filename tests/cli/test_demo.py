@@ -1,4 +1,4 @@
-"""`shapekit demo`: its API keeps its word, its figures are those of the log, and nothing stays behind."""
+"""`shapekit demo`: its API keeps its limit, its figures match the log, and no file stays behind."""
 
 import io
 import json
@@ -74,13 +74,13 @@ def workers(monkeypatch):
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Two at once, for each takes seconds: what they printed, and where their files were."""
-    asked = {"json": ("--json",), "plain": ()}
-    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    """Two demos at once, because each takes seconds: what they printed, and where their files were."""
+    options = {"json": ("--json",), "plain": ()}
+    folders = {name: tmp_path_factory.mktemp(name) for name in options}
     with ThreadPoolExecutor() as pool:
         running = {
             name: pool.submit(shapekit, "demo", "--seconds", SECONDS, *args, TMPDIR=str(folders[name]))
-            for name, args in asked.items()
+            for name, args in options.items()
         }
         results = {name: future.result() for name, future in running.items()}
     for name, result in results.items():
@@ -90,17 +90,19 @@ def demos(tmp_path_factory):
 
 def test_its_figures_agree_and_no_file_stays(demos):
     printed, folder = demos["json"]
-    told = json.loads(printed)
-    assert (told["workers"], told["limit_per_second"], told["penalty_s"]) == (3, LIMIT, PENALTY_S)
-    for run in (told["unshaped"], told["shaped"]):
+    figures = json.loads(printed)
+    assert (figures["workers"], figures["limit_per_second"], figures["penalty_s"]) == (3, LIMIT, PENALTY_S)
+    for run in (figures["unshaped"], figures["shaped"]):
         answered, refused = run["per_100_ms"]["answered"], run["per_100_ms"]["refused"]
-        assert len(answered) == len(refused) == told["seconds"] * 10
+        assert len(answered) == len(refused) == figures["seconds"] * 10
         assert (sum(answered), sum(refused)) == (run["answered"], run["refused"])
-        assert 0 < run["answered"] <= LIMIT * (told["seconds"] + 1)
+        assert 0 < run["answered"] <= LIMIT * (figures["seconds"] + 1)
         assert (run["penalties_s"] > 0) == (run["refused"] > 0)
-        assert 0 <= run["penalties_s"] <= told["seconds"]
+        assert 0 <= run["penalties_s"] <= figures["seconds"]
         assert 0 <= run["median_wait_s"] <= run["longest_wait_s"]
-    assert told["unshaped"]["refused"] > told["shaped"]["refused"], "twelve threads want more than is allowed"
+    assert figures["unshaped"]["refused"] > figures["shaped"]["refused"], (
+        "twelve threads want more than is allowed"
+    )
     assert list(folder.iterdir()) == []
 
 
@@ -114,7 +116,7 @@ def test_without_a_terminal_it_prints_plain_text_once(demos):
     assert max(map(len, lines)) <= 80
 
 
-def test_its_end_says_what_is_gained_and_what_to_read(demos):
+def test_its_end_shows_the_gain_and_what_to_read(demos):
     printed, _ = demos["plain"]
     end = printed[printed.index("in the same 1 s") :]
     figures = {
@@ -131,7 +133,7 @@ def test_its_end_says_what_is_gained_and_what_to_read(demos):
     assert ("refused, too" in end) == (still > 0)
 
 
-def test_the_pages_to_read_next_are_there():
+def test_the_pages_to_read_next_exist():
     pages = re.findall(r"^  (\S+\.md)", demo.CLOSING, re.MULTILINE)
     assert len(pages) == 3
     assert all((ROOT / page).is_file() for page in pages)
@@ -206,7 +208,7 @@ def test_bad_input_is_one_line(seconds, words, temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_a_worker_that_ends_is_told(tmp_path):
+def test_a_worker_that_ends_is_reported(tmp_path):
     (tmp_path / "limits.db").write_text("no database " * 100)
     with pytest.raises(CommandError, match=r"a process of the demo ended: .*limits.db"):
         list(demo.run(30, str(tmp_path / "limits.db")))
@@ -218,7 +220,7 @@ def test_a_worker_that_ends_is_told(tmp_path):
 @given(GAPS)
 @example([0] * 51 + [1 - 1 / 1024, 1 / 1024])
 @example([1 / 128] * 200)
-def test_the_api_allows_so_many_in_any_second_and_then_punishes(gaps):
+def test_the_api_allows_its_limit_in_any_second_and_then_punishes(gaps):
     limit, accepted, closed_until = Limit(), [], 0
     for now in accumulate(gaps):
         recent = [then for then in accepted if then > now - 1]
@@ -243,12 +245,12 @@ def test_the_figures_are_those_of_the_log(gaps):
     waits = [call.waited for call in calls if call.accepted]
     assert longest == max(waits, default=0)
     assert sum(wait <= middle for wait in waits) >= len(waits) / 2 <= sum(wait >= middle for wait in waits)
-    # In steps of a 1,024th of a second: whether the API is closed, by any refusal of the second before.
+    # In steps of a 1,024th of a second: whether any refusal of the second before closes the API.
     steps = math.ceil(log.lasted * 1024)
-    asked = Limit()
+    api_limit = Limit()
     begun = []
     for call in calls:
-        if not asked.admits(call.arrived) and (not begun or call.arrived >= begun[-1] + PENALTY_S):
+        if not api_limit.admits(call.arrived) and (not begun or call.arrived >= begun[-1] + PENALTY_S):
             begun.append(call.arrived)
     assert lost * 1024 == sum(
         any(then <= step / 1024 < then + PENALTY_S for then in begun) for step in range(steps)
@@ -294,8 +296,8 @@ def test_a_picture_is_readable_without_colour_and_unicode():
     assert last == "# answered  x refused with 429  -- the limit, 50 a second  a column: 0.1 s"
 
 
-def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
-    """By their brightness alone, and blue against yellow, which nearly everybody can tell."""
+def test_its_colours_differ_for_colour_blind_readers():
+    """By their brightness alone, and blue against yellow, which nearly all people can distinguish."""
 
     def light(colour):
         red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
@@ -305,7 +307,7 @@ def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
     assert int(ACCEPTED[5:], 16) - int(REFUSED[5:], 16) > 120
 
 
-def test_a_narrow_terminal_shows_what_is_newest():
+def test_a_narrow_terminal_shows_the_newest_calls():
     *_, second, limit, lowest = chart([(5, 0)] * 90 + [(10, 0)] * 10, 40, FINE)
     assert second.plain == " " * 30 + "█" * 10
     assert limit.plain == "─" * 40

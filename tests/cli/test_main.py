@@ -1,4 +1,4 @@
-"""The command as a whole: its subcommands, what it says of mistakes, and how it ends."""
+"""The command as a whole: its subcommands, its messages about mistakes, and how it ends."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_subcommand_is_where_the_table_says(name, run):
+def test_every_subcommand_is_in_the_module_that_the_table_names(name, run):
     command = cli.get_command(click.Context(cli), name)
     assert isinstance(command, click.Command)
     assert command.name == name
     assert "--json" in [option for parameter in command.params for option in parameter.opts]
-    told = run(name, "--help")
-    assert told.exit_code == 0
-    assert f"shapekit {name}" in told.stdout or f" {name} [OPTIONS]" in told.stdout
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"shapekit {name}" in result.stdout or f" {name} [OPTIONS]" in result.stdout
 
 
 def test_help_lists_all_and_loads_none():
@@ -50,11 +50,11 @@ def test_help_lists_all_and_loads_none():
         "heavy = {'rich', 'matplotlib', 'redis', 'sqlite3'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    told = python(code)
-    assert told.stderr == ""
-    assert told.returncode == 0
+    result = python(code)
+    assert result.stderr == ""
+    assert result.returncode == 0
     for name, command in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", told.stdout, re.MULTILINE)
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", result.stdout, re.MULTILINE)
 
 
 def test_the_command_is_a_process(process):
@@ -66,10 +66,10 @@ def test_the_command_is_a_process(process):
     assert unknown.stderr == "shapekit: No such command 'plann'; see shapekit --help\n"
 
 
-def test_no_subcommand_at_all_is_a_mistake_that_shows_the_help(run):
-    told = run()
-    assert (told.exit_code, told.stdout) == (2, "")
-    assert "Commands:" in told.stderr
+def test_a_missing_subcommand_is_a_mistake_that_shows_the_help(run):
+    result = run()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Commands:" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,49 +81,49 @@ def test_no_subcommand_at_all_is_a_mistake_that_shows_the_help(run):
         (["check"], "Missing argument"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(args, part, complaint):
+def test_a_mistake_is_reported_in_one_line(args, part, complaint):
     assert part in complaint(*args)
 
 
 @pytest.mark.parametrize("package", ["click", "rich"])
-def test_what_is_not_installed_is_named_with_the_line_that_installs_it(package):
-    told = python(
+def test_a_missing_package_is_named_with_the_line_that_installs_it(package):
+    result = python(
         f"import sys; sys.modules[{package!r}] = None\n"
         "sys.argv = ['shapekit', 'plan', '1/s', '--calls', '1']\n"
         "from shapekit.cli.__main__ import main; main()"
     )
-    assert told.returncode == 2
-    assert told.stdout == ""
-    [line] = told.stderr.splitlines()
+    assert result.returncode == 2
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
     assert line.startswith("shapekit: ")
     assert 'pip install "shapekit[cli]"' in line
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_subcommand_needs_redis_before_it_is_given_one(name):
-    told = python(
+    result = python(
         f"import sys; sys.modules['redis'] = None; sys.argv = ['shapekit', {name!r}, '--help']\n"
         "from shapekit.cli.__main__ import main; main()"
     )
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_redis_that_is_not_installed_is_named_with_the_line_that_installs_it():
-    told = python(
+def test_a_missing_redis_is_named_with_the_line_that_installs_it():
+    result = python(
         "import sys; sys.modules['redis'] = None\n"
         "sys.argv = ['shapekit', 'top', '--store', 'redis://localhost']\n"
         "from shapekit.cli.__main__ import main; main()"
     )
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == f"shapekit: {missing('RedisStore', 'redis')}\n"
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"shapekit: {missing('RedisStore', 'redis')}\n"
 
 
 def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
-    told = python(
+    result = python(
         "import sys; sys.modules['shapekit.cli.plan'] = None; sys.argv = ['shapekit', 'plan']\n"
         "from shapekit.cli.__main__ import main; main()"
     )
-    assert "Traceback" in told.stderr
+    assert "Traceback" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
         (OSError("no room"), "no room"),
     ],
 )
-def test_what_the_user_can_mend_is_a_complaint(error, line, capsys):
+def test_an_error_that_the_user_can_mend_is_a_complaint(error, line, capsys):
     complaint = command_error(error)
     assert complaint is not None
     assert complaint.exit_code == 2
@@ -152,11 +152,11 @@ def test_what_the_user_can_mend_is_a_complaint(error, line, capsys):
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), ImportError("x", name="shapekit.rate")])
-def test_what_is_our_fault_is_none(error):
+def test_an_internal_error_is_no_complaint(error):
     assert command_error(error) is None
 
 
-def test_our_own_fault_has_a_traceback(run, monkeypatch):
+def test_an_internal_error_has_a_traceback(run, monkeypatch):
     monkeypatch.setattr("shapekit.cli.plan.PlannedDepartures", None)
     with pytest.raises(TypeError):
         run("plan", "1/s", "--calls", "1")
@@ -187,46 +187,46 @@ def test_json_is_json_on_a_terminal_too(terminal):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_json_has_each_key_whole_and_none_steers_a_terminal(encoding, tmp_path):
+def test_json_has_each_key_whole_and_escapes_control_characters(encoding, tmp_path):
     file = tmp_path / "limits.db"
     keys = {"\x9b2J", "\u202e", "\udc80", "\N{SNOWMAN}", "\N{GREEK SMALL LETTER PI}"}
     with closing(SQLiteStore(file)) as store:
         gate = Gate(GCRA("1/h"), store=store, name="odd")
         for key in keys:
             gate.check(key)
-    told = subprocess.run(
+    result = subprocess.run(
         [*COMMAND, "top", "--store", file, "--json"],
         env=environment(PYTHONIOENCODING=encoding),
         capture_output=True,
         timeout=60,
         check=True,
     )
-    assert {row["key"] for row in json.loads(told.stdout)} == {f"odd:{key}" for key in keys}
-    assert told.stdout.decode("ascii").replace("\n", "").isprintable()
+    assert {row["key"] for row in json.loads(result.stdout)} == {f"odd:{key}" for key in keys}
+    assert result.stdout.decode("ascii").replace("\n", "").isprintable()
 
 
 def test_a_pipe_has_no_colours(process):
-    told = process("simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "\x1b" not in told.stdout
-    assert "█" in told.stdout
+    result = process("simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\x1b" not in result.stdout
+    assert "█" in result.stdout
 
 
-def test_letters_that_the_output_does_not_have_are_replaced(process):
-    told = process(
+def test_characters_outside_the_encoding_of_the_output_are_replaced(process):
+    result = process(
         "simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s", PYTHONIOENCODING="ascii"
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.isascii()
-    assert "#" in told.stdout
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.isascii()
+    assert "#" in result.stdout
 
 
-def test_a_name_that_the_output_has_no_letters_for_is_no_trouble(process, tmp_path):
+def test_a_name_outside_the_encoding_of_the_output_is_replaced(process, tmp_path):
     file = tmp_path / "shapekit.toml"
     file.write_text('["café"]\nrate = "1/s"\n', encoding="utf-8")
-    told = process("check", str(file), PYTHONIOENCODING="ascii")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("[caf?]\n")
+    result = process("check", str(file), PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("[caf?]\n")
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100, 200])
@@ -236,8 +236,8 @@ def test_no_line_is_longer_than_the_terminal(columns, terminal):
     assert max(len(line) for line in ESCAPE.sub("", text).splitlines()) <= columns
 
 
-def test_a_reader_that_has_read_enough_is_no_trouble():
-    told = subprocess.run(
+def test_a_reader_that_closes_the_pipe_causes_no_traceback():
+    result = subprocess.run(
         [
             "bash",
             "-c",
@@ -248,11 +248,11 @@ def test_a_reader_that_has_read_enough_is_no_trouble():
         timeout=60,
         check=False,
     )
-    assert (told.returncode, told.stderr) == (1, "")
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "told"),
+    ("command", "code", "complaint"),
     [
         ("plan 10/s --calls 5 >&-", 0, ""),
         ("plan 10/s --calls 5 2>&- >/dev/null", 0, ""),
@@ -260,7 +260,7 @@ def test_a_reader_that_has_read_enough_is_no_trouble():
         ("reset key --store limits.db <&-", 2, "shapekit: "),
     ],
 )
-def test_a_standard_stream_may_be_closed(tmp_path, command, code, told):
+def test_a_standard_stream_may_be_closed(tmp_path, command, code, complaint):
     Gate(GCRA("1/s"), store=SQLiteStore(tmp_path / "limits.db"), name="key").check()
     done = subprocess.run(
         f"{sys.executable} -m shapekit.cli {command}",
@@ -272,7 +272,7 @@ def test_a_standard_stream_may_be_closed(tmp_path, command, code, told):
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr[:10] == told
+    assert done.stderr[:10] == complaint
 
 
 @pytest.mark.parametrize(("part", "text", "letters"), [(0, "", ""), (0.5, "██", "##"), (1, "████", "####")])
@@ -286,7 +286,7 @@ def test_a_bar_counts_in_eighths_and_never_leaves_its_place():
     assert (bar(-1, 4), bar(7, 4)) == ("", "████")
 
 
-def test_where_it_is_narrow_names_fold_and_numbers_stay_whole():
+def test_on_a_narrow_terminal_names_fold_and_numbers_stay_whole():
     page = Console(file=StringIO(), width=20)
     page.print(table(("name", "wait"), [("alice", "12 min 30 s 5 ms")], numbers=("wait",)))
     lines = [line.strip() for line in page.file.getvalue().splitlines()]

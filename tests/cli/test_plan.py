@@ -1,4 +1,4 @@
-"""`shapekit plan`: what it says is what the shaper does."""
+"""`shapekit plan` predicts what the shaper does."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ spans = st.builds(Quota, st.integers(2, 40), st.sampled_from(["fixed:5h", "rolli
 
 @st.composite
 def policies(draw):
-    """A policy, made twice: for the course, and for the loop that is its model."""
-    asked = {
+    """A policy, made twice: for the planned departures, and for the loop that is their model."""
+    options = {
         "rate": draw(rates),
         "burst": draw(st.none() | st.integers(1, 5)),
         "quota": draw(st.none() | calendar | spans),
     }
-    return [Policy(**asked, clock=ManualClock(START_US / SECOND_US)) for _ in range(2)]
+    return [Policy(**options, clock=ManualClock(START_US / SECOND_US)) for _ in range(2)]
 
 
 @given(policies(), st.integers(1, 60), st.integers(1, 2))
-def test_each_call_leaves_when_a_shaper_that_is_asked_for_one_after_the_other_says(pair, calls, cost):
+def test_each_planned_call_leaves_when_a_shaper_would_let_it(pair, calls, cost):
     try:
         course = PlannedDepartures(pair[0], calls, cost, START_US)
     except CostExceedsLimitError:
         with pytest.raises(CostExceedsLimitError):
             pair[1].shaper.reserve(cost=cost)
         return
-    asked = [pair[1].shaper.reserve(cost=cost, max_wait="26000d") for _ in range(calls)]
-    leaves = [turn.grant.departs_at_us for turn in asked]
+    reservations = [pair[1].shaper.reserve(cost=cost, max_wait="26000d") for _ in range(calls)]
+    leaves = [turn.grant.departs_at_us for turn in reservations]
     assert [course.leaves_us(number) for number in range(1, calls + 1)] == leaves
     for instant in (START_US - 1, *leaves, *(at - 1 for at in leaves), leaves[-1] + 1):
         assert course.gone_by(instant) == sum(at <= instant for at in leaves)
@@ -81,7 +81,7 @@ def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
         assert (later.first - run.last).days > 1 or not is_alike
 
 
-def test_time_goes_along_so_that_windows_keep_no_more_than_is_in_them():
+def test_time_advances_during_a_plan_so_that_windows_stay_small():
     clock = ManualClock()
     course = PlannedDepartures(Policy("10/s; 20/min", clock=clock), 500, 1, 0)
     assert clock.now_us() == course.leaves_us(500) == 24 * 60_000_000 + 1_900_000
@@ -93,15 +93,15 @@ def test_more_than_can_be_played_is_refused():
 
 
 @pytest.mark.parametrize("policy", [{"rate": "1/week"}, {"rate": "1/week; 1/8d"}])
-def test_what_leaves_after_generations_is_refused(policy):
+def test_a_plan_that_ends_after_generations_is_refused(policy):
     with pytest.raises(CommandError, match="more than 26,062 d"):
         PlannedDepartures(Policy(**policy, clock=ManualClock()), 10_000, 1, 0)
 
 
 def planned(run, *args):
-    told = run("plan", *args, "--start", "2026-03-01", "--json")
-    assert (told.exit_code, told.stderr) == (0, "")
-    return json.loads(told.stdout)
+    result = run("plan", *args, "--start", "2026-03-01", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def planned(run, *args):
         (["--quota", "100/day", "--calls", "201"], 0, 2 * 86_400),
     ],
 )
-def test_the_first_and_the_last(args, first, last, run):
-    told = planned(run, *args)
-    assert told["departures"][0] == {"call": 1, "after_s": first, "at": "2026-03-01T00:00:00.000+00:00"}
-    assert told["departures"][-1]["call"] == told["calls"]
-    assert told["departures"][-1]["after_s"] == last
+def test_the_first_and_the_last_departure_are_shown(args, first, last, run):
+    plan = planned(run, *args)
+    assert plan["departures"][0] == {"call": 1, "after_s": first, "at": "2026-03-01T00:00:00.000+00:00"}
+    assert plan["departures"][-1]["call"] == plan["calls"]
+    assert plan["departures"][-1]["after_s"] == last
 
 
-def test_the_marks_are_the_quarters_and_those_asked_for(run):
-    told = planned(run, "10/s", "--calls", "1000", "--nth", "7", "--nth", "77")
-    assert [mark["call"] for mark in told["departures"]] == [1, 7, 77, 250, 500, 750, 1000]
-    assert [mark["after_s"] for mark in told["departures"]] == [0, 0.6, 7.6, 24.9, 49.9, 74.9, 99.9]
+def test_the_marks_are_the_quarters_and_those_of_the_option(run):
+    plan = planned(run, "10/s", "--calls", "1000", "--nth", "7", "--nth", "77")
+    assert [mark["call"] for mark in plan["departures"]] == [1, 7, 77, 250, 500, 750, 1000]
+    assert [mark["after_s"] for mark in plan["departures"]] == [0, 0.6, 7.6, 24.9, 49.9, 74.9, 99.9]
 
 
 def test_the_curve_rises_from_the_first_to_the_last(run):
@@ -141,10 +141,10 @@ def test_the_curve_rises_from_the_first_to_the_last(run):
     assert curve[-1]["calls"] == 500
 
 
-def test_a_quota_says_on_which_days(run):
-    told = planned(run, "10/s", "--calls", "2500", "--quota", "1_000/month", "--tz", "Europe/Berlin")
-    assert told["start"] == "2026-03-01T00:00:00.000+01:00"
-    assert told["days"] == [
+def test_a_quota_shows_the_days_of_the_calls(run):
+    plan = planned(run, "10/s", "--calls", "2500", "--quota", "1_000/month", "--tz", "Europe/Berlin")
+    assert plan["start"] == "2026-03-01T00:00:00.000+01:00"
+    assert plan["days"] == [
         {
             "from": f"2026-0{month}-01",
             "to": f"2026-0{month}-01",
@@ -153,14 +153,14 @@ def test_a_quota_says_on_which_days(run):
         }
         for month, calls in ((3, 1000), (4, 1000), (5, 500))
     ]
-    assert told["departures"][-1]["at"] == "2026-05-01T00:00:49.900+02:00"
+    assert plan["departures"][-1]["at"] == "2026-05-01T00:00:49.900+02:00"
 
 
 @pytest.mark.parametrize("per", ["fixed:1d", "rolling:1d"])
-def test_a_quota_without_a_calendar_has_no_zone_but_what_is_printed_has(per, run):
-    told = planned(run, "--calls", "3", "--quota", f"1/{per}", "--tz", "Europe/Berlin")
+def test_a_quota_without_a_calendar_is_printed_in_the_zone_of_the_option(per, run):
+    plan = planned(run, "--calls", "3", "--quota", f"1/{per}", "--tz", "Europe/Berlin")
     first = "2026-03-01T01:00:00.000+01:00" if per == "fixed:1d" else "2026-03-02T00:00:00.000+01:00"
-    assert told["departures"][1]["at"] == first
+    assert plan["departures"][1]["at"] == first
 
 
 def days_of(run, *args):
@@ -177,8 +177,8 @@ def test_a_daily_quota_fills_a_run_of_days(run):
 
 def test_a_day_whose_end_is_repeated_after_midnight_is_over(run):
     started = ("--start", "2010-11-06T22:35", "--tz", "America/St_Johns")
-    told = json.loads(run("plan", "1/h", "--calls", "6", "--quota", "9/day", *started, "--json").stdout)
-    assert [(day["from"], day["calls"]) for day in told["days"]] == [("2010-11-06", 2), ("2010-11-07", 4)]
+    plan = json.loads(run("plan", "1/h", "--calls", "6", "--quota", "9/day", *started, "--json").stdout)
+    assert [(day["from"], day["calls"]) for day in plan["days"]] == [("2010-11-06", 2), ("2010-11-07", 4)]
 
 
 def test_days_that_an_even_pace_fills_are_alike(run):
@@ -186,10 +186,10 @@ def test_days_that_an_even_pace_fills_are_alike(run):
     assert days == [("01", "08", 275, 34, 35), ("09", "09", 25, 25, 25)]
 
 
-def test_what_is_printed(run):
-    told = run("plan", "10/s", "--calls", "250", "--quota", "100/day", "--start", "2026-03-01")
-    assert (told.exit_code, told.stderr) == (0, "")
-    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+def test_the_plan_is_printed(run):
+    ran = run("plan", "10/s", "--calls", "250", "--quota", "100/day", "--start", "2026-03-01")
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     assert lines[0] == "250 calls under 10/s and a quota of 100/day, from Sun 2026-03-01 00:00:00 UTC"
     assert "1st at once Sun 2026-03-01 00:00:00" in lines
     assert "125th 1 d 2 s Mon 2026-03-02 00:00:02" in lines
@@ -197,12 +197,12 @@ def test_what_is_printed(run):
     assert "from day to day calls each day together" in lines
     assert "Sun 2026-03-01 Mon 2026-03-02 100 200" in lines
     assert "Tue 2026-03-03 Tue 2026-03-03 50 50" in lines
-    bars = [line.count("█") for line in told.stdout.splitlines() if "%" in line]
+    bars = [line.count("█") for line in ran.stdout.splitlines() if "%" in line]
     assert bars == sorted(bars)
     assert (bars[0], bars[-1], len(bars)) == (0, 50, 13)
 
 
-def test_how_far_it_is_goes_to_the_terminal_and_the_answer_where_it_is_sent(terminal, tmp_path):
+def test_progress_goes_to_the_terminal_and_the_answer_to_stdout(terminal, tmp_path):
     page = tmp_path / "page"
     command = ("sh", "-c", 'exec "$0" -m shapekit.cli "$@" >"$PAGE"', sys.executable)
     code, shown = terminal(
@@ -214,23 +214,23 @@ def test_how_far_it_is_goes_to_the_terminal_and_the_answer_where_it_is_sent(term
     assert page.read_text("utf-8").lstrip(" ").startswith("250 calls under 10/s")
 
 
-def test_what_all_leaves_at_once_has_no_curve(run):
-    told = run("plan", "--quota", "100/day", "--calls", "5", "--start", "2026-03-01")
-    assert told.exit_code == 0
-    assert "5th" in told.stdout
-    assert "%" not in told.stdout
+def test_a_plan_that_leaves_at_once_has_no_curve(run):
+    ran = run("plan", "--quota", "100/day", "--calls", "5", "--start", "2026-03-01")
+    assert ran.exit_code == 0
+    assert "5th" in ran.stdout
+    assert "%" not in ran.stdout
 
 
 def test_the_start_is_now_if_not_given(run):
     before = datetime.now(UTC).replace(microsecond=0)
-    told = run("plan", "10/s", "--calls", "1", "--json")
-    assert before <= datetime.fromisoformat(json.loads(told.stdout)["start"]) <= datetime.now(UTC)
+    ran = run("plan", "10/s", "--calls", "1", "--json")
+    assert before <= datetime.fromisoformat(json.loads(ran.stdout)["start"]) <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize("start", ["2026-03-01T01:00+01:00", "20260301", "2026-03-01T00:00:00Z"])
 def test_a_start_may_name_its_own_zone(start, run):
-    told = run("plan", "10/s", "--calls", "1", "--json", "--start", start)
-    assert json.loads(told.stdout)["start"] == "2026-03-01T00:00:00.000+00:00"
+    ran = run("plan", "10/s", "--calls", "1", "--json", "--start", start)
+    assert json.loads(ran.stdout)["start"] == "2026-03-01T00:00:00.000+00:00"
 
 
 @pytest.mark.parametrize(
@@ -252,24 +252,24 @@ def test_a_start_may_name_its_own_zone(start, run):
         (["10/s", "--calls", "5", "--start", "2101-01-01"], "1970 and 2100"),
     ],
 )
-def test_bad_input(args, part, complaint):
+def test_bad_input_is_refused(args, part, complaint):
     assert part in complaint("plan", *args)
 
 
 @given(st.integers(0, 10**12))
-def test_a_span_in_words_is_the_span_as_closely_as_it_says(span_us):
+def test_a_span_in_words_is_as_close_as_its_last_unit(span_us):
     sizes = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 10**6, "ms": 1_000, "µs": 1}
     words = span_words(span_us).replace(",", "").split()
-    told = sum(float(n) * sizes[unit] for n, unit in zip(words[::2], words[1::2], strict=True))
+    described_us = sum(float(n) * sizes[unit] for n, unit in zip(words[::2], words[1::2], strict=True))
     units = [sizes[unit] for unit in words[1::2]]
     assert units == sorted(units, reverse=True)
     if span_us >= sizes["min"]:
-        assert 0 <= span_us - told < (sizes["min"] if span_us >= sizes["d"] else sizes["s"])
+        assert 0 <= span_us - described_us < (sizes["min"] if span_us >= sizes["d"] else sizes["s"])
     else:
-        assert abs(told - span_us) <= units[0] / 2000
+        assert abs(described_us - span_us) <= units[0] / 2000
 
 
-def test_words():
+def test_spans_are_described_in_words():
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 101, 111, 1_002)] == (
         ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "101st", "111th", "1,002nd"]
     )
@@ -286,7 +286,7 @@ def test_words():
     assert instant_words(START_US, BERLIN) == "Sun 2026-03-01 01:00:00"
 
 
-def test_a_plan_goes_by_what_operators_have_set(run, tmp_path):
+def test_a_plan_uses_the_limits_that_operators_have_set(run, tmp_path):
     where = str(tmp_path / "limits.db")
     SQLiteStore(where).close()
     for args in (
@@ -305,7 +305,7 @@ def test_a_plan_goes_by_what_operators_have_set(run, tmp_path):
     assert leaves("--calls", "101") == 5.0
     assert leaves("5/s", "--calls", "101", "--key", "gold-1") == 60.0
     assert leaves("5/s", "--calls", "101", "--key", "free") < 1e-3
-    # A quota of the code stays.
+    # A quota in code stays.
     assert leaves("5/s", "--calls", "101", "--quota", "100/day") == 86_400.0
     held = run("plan", "5/s", "--calls", "1", "--policy", "stripe", "--key", "acme", "--store", where)
     assert (held.exit_code, held.stdout) == (2, "")
@@ -313,12 +313,12 @@ def test_a_plan_goes_by_what_operators_have_set(run, tmp_path):
     assert "add --policy" in run("plan", "5/s", "--calls", "1", "--key", "acme").stderr
     page = run("plan", "5/s", "--calls", "1", "--policy", "stripe", "--store", where)
     assert "set by ann: rate 20/s" in page.stdout
-    # These limits could not have what is set.
+    # These limits could not have the set value.
     run("set", "stripe", "--quota", "10/day", "--key", "daily", "--store", where)
     daily = run("plan", "5/s", "--calls", "6", "--policy", "stripe", "--key", "daily", "--store", where)
     assert (daily.exit_code, daily.stdout) == (2, "")
     assert "quota" in daily.stderr
     assert leaves("5/s", "--calls", "20", "--quota", "99/day", "--key", "daily") == 86_400 + 9 / 5
-    # Nothing is set for it.
+    # No value is set for it.
     other = run("plan", "5/s", "--calls", "6", "--policy", "other", "--store", where, "--json")
     assert json.loads(other.stdout)["set"] is None

@@ -13,7 +13,7 @@ from .test_control import done, shapekit
 
 @pytest.fixture
 def policy(place):
-    """One that was used once, so that the store knows its program."""
+    """A policy that was used once, so that the store knows its program."""
     store, where = place
     policy = Policy("5/s", name="stripe", store=store, quota="1000/month")
     policy.shaper.reserve()
@@ -22,11 +22,11 @@ def policy(place):
         done("unset", name, "--all", "--store", where) if store.read_overrides(name).text else None
 
 
-def told(place, *args):
+def read_json(place, *args):
     return json.loads(done(*args, "--store", place[1], "--json"))
 
 
-def test_what_is_set_holds_in_every_process(place, policy):
+def test_a_set_limit_applies_in_every_process(place, policy):
     ran = process("set", "stripe", "20/s", "--why", "sale", "--by", "ann", "--store", place[1])
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "stripe: rate 20/s\n", "")
     *_, last_but_one, last = [policy.shaper.reserve().departs_at for _ in range(6)]
@@ -37,7 +37,7 @@ def test_what_is_set_holds_in_every_process(place, policy):
     assert policy.configured() == []
 
 
-def test_what_is_set_again_names_what_it_replaces(place, policy):
+def test_setting_a_limit_again_names_the_one_that_it_replaces(place, policy):
     done("set", "stripe", "9/s", "--key", "acme", "--store", place[1])
     done("set", "stripe", "20/s", "--store", place[1])
     again = done("set", "stripe", "--quota", "2000/month", "--store", place[1])
@@ -50,11 +50,11 @@ def test_what_is_set_again_names_what_it_replaces(place, policy):
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
-def test_where_the_operators_date_is_behind_it_lasts_as_long(place, policy, monkeypatch):
+def test_a_span_does_not_depend_on_the_operators_clock(place, policy, monkeypatch):
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 600 * 10**9)
     done("set", "stripe", "20/s", "--for", "5m", "--store", place[1])
-    (one,) = told(place, "settings")
+    (one,) = read_json(place, "settings")
     assert one["until"] - one["set_at"] == pytest.approx(300, abs=0.01)
     monkeypatch.undo()
     *_, last_but_one, last = [policy.shaper.reserve().departs_at for _ in range(6)]
@@ -68,7 +68,7 @@ def test_keys_and_spans(place, policy):
     done("set", "stripe", "--key", "acme", "--hold", "--store", place[1])
     done("set", "stripe", "--burst", 5, "--quota", "2_000/month", "--headroom", 0.1, "--store", place[1])
     done("set", "stripe", "--key", "free", "--off", "--store", place[1])
-    seen = told(place, "settings", "stripe")
+    seen = read_json(place, "settings", "stripe")
     assert [(one["key"], one["state"]) for one in seen] == [
         (None, "on"),
         ("acme", "held"),
@@ -83,7 +83,7 @@ def test_keys_and_spans(place, policy):
     assert (
         done("unset", "stripe", "--key", "acme", "--store", place[1]) == "stripe, key acme: held is removed\n"
     )
-    assert len(told(place, "unset", "stripe", "--all")) == 3
+    assert len(read_json(place, "unset", "stripe", "--all")) == 3
     assert done("settings", "--store", place[1]) == "nothing is set: the limits in the code apply\n"
 
 
@@ -107,43 +107,43 @@ def test_keys_and_spans(place, policy):
         (["unset", "stripe", "--key", "a", "--all"], "--key and --all are both given"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_stored(place, policy, args, words):
+def test_invalid_settings_are_refused_and_not_stored(place, policy, args, words):
     ran = shapekit(*args, "--store", place[1])
     assert ran.returncode == 2
     assert words in ran.stderr
     assert policy.configured() == []
 
 
-def test_a_name_that_nobody_has_used_is_set_all_the_same(place):
+def test_an_unused_name_can_be_set(place):
     ran = shapekit("set", "strype", "5/s", "--store", place[1])
     assert ran.returncode == 0
     assert "the store knows no limit named 'strype' yet" in ran.stderr
-    assert told(place, "settings", "strype")[0]["rate"] == "5/s"
+    assert read_json(place, "settings", "strype")[0]["rate"] == "5/s"
     done("unset", "strype", "--store", place[1])
 
 
-def test_a_key_behind_the_name_is_told_apart(place, policy):
+def test_a_key_written_behind_the_name_is_answered_with_the_option(place, policy):
     ran = shapekit("set", "stripe:eu:acme", "5/s", "--store", place[1])
     assert "no limit named 'stripe:eu:acme' yet; write stripe --key eu:acme" in ran.stderr
 
 
-def test_top_marks_who_goes_by_it(place, policy):
+def test_top_marks_keys_with_set_limits(place, policy):
     done("set", "stripe", "1/min", "--store", place[1])
     policy.shaper.reserve()
-    assert "1/min; quota 1000/month, set by an operator" in json.dumps(told(place, "top", "--once"))
+    assert "1/min; quota 1000/month, set by an operator" in json.dumps(read_json(place, "top", "--once"))
     done("set", "stripe", "--hold", "--store", place[1])
     policy.shaper.reserve()
-    assert "held by an operator" in json.dumps(told(place, "top", "--once"))
+    assert "held by an operator" in json.dumps(read_json(place, "top", "--once"))
 
 
-def test_resume_does_not_end_what_is_set(place, policy):
+def test_resume_does_not_end_a_set_hold(place, policy):
     done("set", "stripe", "--hold", "--by", "ann", "--store", place[1])
     policy.shaper.reserve()
     words = done("resume", "stripe:default", "--store", place[1])
     assert words == "stripe:default stays held, as ann has set: `shapekit unset` ends that\n"
-    assert told(place, "resume", "stripe:default")["held"] > 86_400
+    assert read_json(place, "resume", "stripe:default")["held"] > 86_400
     done("unset", "stripe", "--store", place[1])
-    # Its next call will notice; until then the hold that it has left is one like others.
+    # Its next call will notice; until then the hold that it has left is an ordinary one.
     assert "calls leave again in" in done("resume", "stripe:default", "--store", place[1])
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_is_wrong_sets_nothing(place, policy, tmp_path, text, words)
     assert policy.configured() == []
 
 
-def test_check_says_what_is_set(place, policy, tmp_path):
+def test_check_shows_set_limits(place, policy, tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text('[stripe]\nrate = "5/s"\n\n[mail]\nrate = "1/s"\n')
     done("set", "stripe", "20/s", "--by", "ann", "--store", place[1])
@@ -220,18 +220,18 @@ def test_check_says_what_is_set(place, policy, tmp_path):
     assert "an operator" not in done("check", file)
 
 
-def test_what_has_ended_stays_in_a_file_and_is_not_set(place, policy, tmp_path):
+def test_an_ended_setting_stays_in_its_file_and_is_not_applied(place, policy, tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text('[stripe]\nrate = "30/s"\n[stripe.keys.gold]\nrate = "20/s"\nuntil = 5\n')
     done("set", "stripe", "10/s", "--key", "gold", "--store", place[1])
     ran = shapekit("apply", file, "--store", place[1])
     assert ran.returncode == 0
     assert ran.stderr == f"shapekit: {file} [stripe.keys.'gold'] ended at Thu 1970-01-01 00:00:05 UTC\n"
-    [left] = told(place, "settings", "stripe")
+    [left] = read_json(place, "settings", "stripe")
     assert (left["key"], left["rate"]) == (None, "30/s")
 
 
-def test_check_says_what_is_set_for_a_policy_that_is_named_otherwise_than_its_table(place, policy, tmp_path):
+def test_check_shows_set_limits_of_a_policy_whose_name_differs_from_its_table(place, policy, tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text('[payments]\nrate = "5/s"\nname = "stripe"\n\n[stripe]\nrate = "1/s"\nname = "mail"\n')
     done("set", "stripe", "20/s", "--by", "ann", "--store", place[1])
@@ -240,16 +240,16 @@ def test_check_says_what_is_set_for_a_policy_that_is_named_otherwise_than_its_ta
     assert not any("an operator" in line for line in mail["means"])
 
 
-def test_what_is_set_until_the_end_of_all_calendars_is_shown(place, policy):
+def test_a_setting_until_the_last_date_is_shown(place, policy):
     last = 253_402_300_799
     policy.configure("20/s", until=last)
     assert "Fri 9999-12-31 23:59:59" in done("settings", "--store", place[1])
-    assert [one["until"] for one in told(place, "settings")] == [last]
+    assert [one["until"] for one in read_json(place, "settings")] == [last]
     with pytest.raises(ConfigError, match="is not an instant"):
         policy.configure("20/s", until=last + 1)
 
 
-def test_what_others_have_written_does_not_steer_the_terminal(place, policy, tmp_path):
+def test_stored_text_does_not_control_the_terminal(place, policy, tmp_path):
     done("set", "stripe", "20/s", "--why", "\x1b[2Jsale", "--by", "ann\x1b[1m", "--store", place[1])
     file = tmp_path / "limits.toml"
     file.write_text('[stripe]\nrate = "5/s"\n')

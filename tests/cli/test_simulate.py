@@ -100,7 +100,7 @@ def test_the_worst_window_is_the_fullest_of_all(departures, window):
     assert Run("x", departures, [], 0).worst(window) == fullest
 
 
-def test_nobody_left_is_no_window_and_no_wait():
+def test_a_run_without_departures_has_no_window_and_no_wait():
     run = Run("x", [], [], 3)
     assert (run.worst(1), run.wait_us(0.5)) == (0, None)
 
@@ -112,7 +112,7 @@ def test_a_percentile_is_the_least_wait_that_so_many_did_not_exceed(waits, share
 
 
 @given(st.integers(1, 10**14), st.integers(10, 200))
-def test_columns_hold_the_time_and_not_much_more(length, most):
+def test_columns_cover_the_time_and_not_much_more(length, most):
     columns = Columns.over(length, most)
     assert columns.number <= most
     assert columns.number * columns.width_us >= length > (columns.number - 1) * columns.width_us
@@ -158,17 +158,17 @@ def test_columns_count_every_instant_once(departures, most):
         (["gcra:1/s", "--out", "/nope/x.svg"], "is in a folder that does not exist; make /nope first"),
     ],
 )
-def test_bad_input(args, part, complaint):
+def test_bad_input_is_refused(args, part, complaint):
     arrivals = [] if "--arrivals" in args else ["--arrivals", "uniform:1/s"]
     assert part in complaint("simulate", *arrivals, *args)
 
 
 def test_a_plain_number_is_seconds(run):
     plain, spelled = (
-        json.loads(run("simulate", "--arrivals", f"burst:5 every {told[0]}", *told[1:], "--json").stdout)[
-            "runs"
-        ]
-        for told in (
+        json.loads(
+            run("simulate", "--arrivals", f"burst:5 every {options[0]}", *options[1:], "--json").stdout
+        )["runs"]
+        for options in (
             ("2", "--for", "6", "--max-wait", "0.5", "shaper:5/s"),
             ("2s", "--for", "6s", "--max-wait", "500ms", "shaper:5/s"),
         )
@@ -189,9 +189,9 @@ SCENE = ("--arrivals", "burst:50 every 5s", "--for", "20s", "gcra:10/s+20", "fix
 
 
 def test_the_table_and_json_say_the_same(run):
-    told = run("simulate", *SCENE)
-    assert (told.exit_code, told.stderr) == (0, "")
-    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    result = run("simulate", *SCENE)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == "200 calls in 20 s: burst:50 every 5s"
     head = lines.index("most in most in wait wait")
     assert lines[head + 1] == "strategy left refused 1 s 1 min p50 p99"
@@ -202,13 +202,13 @@ def test_the_table_and_json_say_the_same(run):
         "fixed:120/m 120 80 50 120 0 s 0 s",
         "shaper:5/s 200 0 5 200 12.4 s 24.4 s",
     ]
-    told = json.loads(run("simulate", *SCENE, "--json").stdout)
-    assert (told["calls"], told["for_s"], told["seed"]) == (200, 20, 0)
-    shaped = told["runs"][3]
+    result = json.loads(run("simulate", *SCENE, "--json").stdout)
+    assert (result["calls"], result["for_s"], result["seed"]) == (200, 20, 0)
+    shaped = result["runs"][3]
     assert (shaped["strategy"], shaped["left"], shaped["refused"]) == ("shaper:5/s", 200, 0)
     assert shaped["worst_windows"] == [{"window_s": 1, "calls": 5}, {"window_s": 60, "calls": 200}]
     assert shaped["wait_s"] == {"p50": 12.4, "p99": 24.4, "longest": 24.8}
-    assert [row["strategy"] for row in told["runs"]] == ["unshaped", *SCENE[4:]]
+    assert [row["strategy"] for row in result["runs"]] == ["unshaped", *SCENE[4:]]
 
 
 @pytest.mark.parametrize("columns", [52, 60, 80, 132])
@@ -220,15 +220,15 @@ def test_a_narrow_terminal_still_shows_every_number(columns, terminal):
     assert any(re.search(r"200 +0 +5 +200 +12\.4 s +24\.4 s$", line) for line in lines)
 
 
-def test_max_wait_refuses_what_would_wait_longer(run):
-    told = json.loads(run("simulate", *SCENE, "--max-wait", "2s", "--json").stdout)
-    assert told["runs"][3]["wait_s"]["longest"] == 2
-    assert told["runs"][3]["refused"] == 200 - 4 * 11
+def test_max_wait_refuses_calls_that_would_wait_longer(run):
+    report = json.loads(run("simulate", *SCENE, "--max-wait", "2s", "--json").stdout)
+    assert report["runs"][3]["wait_s"]["longest"] == 2
+    assert report["runs"][3]["refused"] == 200 - 4 * 11
 
 
-def test_who_lets_nobody_leave_has_no_waits(run):
-    told = run("simulate", "--arrivals", "uniform:1/s", "shaper:1/h", "--max-wait", "0s", "--for", "2s")
-    assert " ".join(told.stdout.splitlines()[-1].split()) == "shaper:1/h 1 1 1 0 s 0 s"
+def test_a_run_that_refuses_most_calls_has_no_waits(run):
+    result = run("simulate", "--arrivals", "uniform:1/s", "shaper:1/h", "--max-wait", "0s", "--for", "2s")
+    assert " ".join(result.stdout.splitlines()[-1].split()) == "shaper:1/h 1 1 1 0 s 0 s"
 
 
 def test_the_seed_decides(run):
@@ -243,7 +243,7 @@ def raced(*texts, arrivals="burst:8 every 2s", length="4s", seed=0):
     return Race.run(Arrivals.parse(arrivals, length, seed), contenders, None)
 
 
-def test_a_sketch_shows_what_came_and_what_left():
+def test_a_sketch_shows_arrivals_and_departures():
     lines = [line.plain.rstrip() for line in sketch(raced("shaper:2/s"), 19, plain=True)]
     assert lines == [
         "unshaped",
@@ -263,7 +263,7 @@ def test_a_sketch_shows_what_came_and_what_left():
 
 
 @given(instants.filter(bool), st.integers(30, 120))
-def test_a_sketch_is_as_high_as_what_it_shows(arrivals, width):
+def test_a_sketch_is_as_high_as_its_data(arrivals, width):
     came = Arrivals("made up", arrivals, 0, 4 * SECOND_US + 1)
     race = Race.run(came, [Contender.parse("shaper:4/s")], None)
     lines = [line.plain for line in sketch(race, width, plain=False)]
@@ -279,7 +279,7 @@ def test_a_sketch_is_as_high_as_what_it_shows(arrivals, width):
 
 
 def heights(stairs, edges):
-    """How high stairs are in each column."""
+    """The height of the stairs in each column."""
     data = stairs.get_data()
     assert (data.edges[0], data.edges[-1]) == (edges[0], edges[-1])
     return [int(data.values[bisect_right(data.edges, edge) - 1]) for edge in edges[:-1]]
@@ -311,7 +311,7 @@ def test_the_picture_has_the_data_of_the_runs():
 @pytest.mark.parametrize(
     ("length", "unit"), [("2min", "s"), ("10min", "minutes"), ("5h", "hours"), ("9d", "days")]
 )
-def test_time_is_told_in_a_unit_that_fits(length, unit):
+def test_time_is_shown_in_a_fitting_unit(length, unit):
     total = figure(raced("quota:3/day", arrivals="burst:1 every 30s", length=length)).axes[-1]
     assert total.get_xlabel() == f"time since the start ({unit})"
     assert 1 < total.get_xlim()[1] <= 180
@@ -342,9 +342,9 @@ def test_nothing_is_cut_off(texts):
 )
 def test_a_picture_is_the_same_each_time(name, begins, tmp_path, run):
     first, second = tmp_path / name, tmp_path / f"again-{name}"
-    told = run("simulate", *SCENE, "--out", str(first))
-    assert (told.exit_code, told.stderr) == (0, "")
-    assert told.stdout.splitlines()[-1] == f"drawn: {first}"
+    result = run("simulate", *SCENE, "--out", str(first))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1] == f"drawn: {first}"
     assert first.read_bytes().startswith(begins)
     save(raced(*SCENE[4:], arrivals=SCENE[1], length="20s"), str(second))
     assert first.read_bytes() == second.read_bytes()
@@ -373,6 +373,6 @@ def test_compacting_moves_nothing_by_more_than_a_tenth(numbers):
 
 
 def test_json_and_a_picture_go_together(tmp_path, run):
-    told = run("simulate", *SCENE, "--json", "--out", str(tmp_path / "a.svg"))
-    assert json.loads(told.stdout)["calls"] == 200
+    result = run("simulate", *SCENE, "--json", "--out", str(tmp_path / "a.svg"))
+    assert json.loads(result.stdout)["calls"] == 200
     assert (tmp_path / "a.svg").exists()

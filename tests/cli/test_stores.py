@@ -1,4 +1,4 @@
-"""`--store`: a URL or a file, and what is said of those that are neither."""
+"""`--store`: a URL or a file, and the messages about values that are neither."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_file_with_a_colon_in_its_name_is_a_file(tmp_path, monkeypatch):
     store.close()
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path):
+def test_a_missing_file_is_not_created(tmp_path):
     path = tmp_path / "typo.db"
     with pytest.raises(
         CommandError, match="is not a file; give --store redis://HOST or --store FILE, or set"
@@ -39,7 +39,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path):
     assert not path.exists()
 
 
-def test_a_file_that_is_no_database_is_told(tmp_path):
+def test_a_file_that_is_no_database_is_refused(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("not a database, but long enough to be looked at as one\n" * 50, encoding="utf-8")
     with pytest.raises(StoreUnavailableError):
@@ -54,26 +54,26 @@ def test_a_url_is_redis():
 
 
 @pytest.mark.parametrize("where", ["http://localhost", "postgres://x/y"])
-def test_another_url_is_told(where):
+def test_another_kind_of_url_is_refused(where):
     with pytest.raises(CommandError, match="has an unknown scheme"):
         open_store(where)
 
 
 @pytest.mark.parametrize("where", [None, ""])
-def test_no_store_at_all_is_told(where):
+def test_a_missing_store_is_refused(where):
     with pytest.raises(CommandError, match="no store is given; give --store"):
         open_store(where)
 
 
 @pytest.mark.parametrize(
-    ("args", "environment", "told"),
+    ("args", "environment", "expected"),
     [
         ([], {}, None),
         ([], {"SHAPEKIT_STORE": "a.db"}, "a.db"),
         (["--store", "b.db"], {"SHAPEKIT_STORE": "a.db"}, "b.db"),
     ],
 )
-def test_the_option_comes_before_the_environment(args, environment, told, monkeypatch):
+def test_the_option_overrides_the_environment(args, environment, expected, monkeypatch):
     monkeypatch.delenv("SHAPEKIT_STORE", raising=False)
 
     @click.command
@@ -81,4 +81,4 @@ def test_the_option_comes_before_the_environment(args, environment, told, monkey
     def look(store):
         click.echo(repr(store))
 
-    assert CliRunner().invoke(look, args, env=environment).stdout == f"{told!r}\n"
+    assert CliRunner().invoke(look, args, env=environment).stdout == f"{expected!r}\n"

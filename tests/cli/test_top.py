@@ -1,4 +1,4 @@
-"""`shapekit top`: what it shows is so, and nobody notices that it looks."""
+"""`shapekit top` shows the true state, and disturbs no caller."""
 
 import json
 import random
@@ -38,25 +38,25 @@ from .screen import complaint, shapekit
 
 MANY = 5_000
 BEGINNING = re.compile(rb"^\*\d+\r\n\$\d+\r\n([A-Z]+)", re.MULTILINE)
-"""Of a command on the wire, with its name."""
+"""The name of a command on the wire."""
 
 
 @pytest.fixture
 def server():
-    """A Redis that nobody else uses, so that its books tell of one command."""
+    """A Redis for this test alone, so that its statistics cover one command."""
     with RedisServer() as server:
         yield server
 
 
 def commands(client):
-    """How often the server was sent each command. Redis 7 and Valkey count a subcommand by itself."""
+    """How often each command was sent to the server. Redis 7 and Valkey count subcommands separately."""
     calls = Counter()
     for name, counted in client.info("commandstats").items():
         calls[name.removeprefix("cmdstat_").partition("|")[0]] += counted["calls"]
     return calls
 
 
-def told(where, *options):
+def read_rows(where, *options):
     result = shapekit("top", "--store", where, "--json", *options)
     assert (result.returncode, result.stderr) == (0, "")
     return json.loads(result.stdout)
@@ -71,7 +71,7 @@ def test_it_shows_shapers_and_gates(place):
     both = all_of(hour=GCRA("1/h"), window=SlidingWindow(10, "1h"))
     assert Gate(both, name="both", store=store).check("x")
     assert Gate(any_of(a=GCRA("1/h"), b=GCRA("2/h")), name="parts", store=store).check({"a": "k", "b": "l"})
-    rows = {row["key"]: row for row in told(where)}
+    rows = {row["key"]: row for row in read_rows(where)}
     assert rows.keys() == {"stripe:eu", "slow:one", "both:x", "parts:a:k", "parts:b:l"}
 
     eu = rows["stripe:eu"]
@@ -91,12 +91,12 @@ def test_it_shows_shapers_and_gates(place):
     assert rows["parts:b:l"]["wait"] == 0
 
 
-def test_it_shows_holds_and_until_when(place):
+def test_it_shows_holds_and_their_ends(place):
     store, where = place
     shaper = Shaper("1/min", name="stripe", store=store)
     assert shaper.reserve("eu")
     shaper.hold("1h", key="eu")
-    (row,) = told(where)
+    (row,) = read_rows(where)
     now = time.time()
     assert 3500 < row["held"] <= 3600
     assert 3500 < row["held_until"] - now <= 3600
@@ -107,7 +107,7 @@ def test_it_shows_holds_and_until_when(place):
     assert clock(row["held_until"])[:5] in page
 
 
-def test_a_row_is_what_the_shaper_says_however_often_it_was_held(tmp_path):
+def test_a_row_equals_the_shapers_forecast_after_any_number_of_holds(tmp_path):
     clock = ManualClock(10**9)
     store = SQLiteStore(tmp_path / "limits.db", clock=clock)
     gates = [Quota("3/fixed:100s"), GCRA("1 per 50 s", burst=3)]
@@ -124,7 +124,7 @@ def test_a_row_is_what_the_shaper_says_however_often_it_was_held(tmp_path):
     store.close()
 
 
-def test_uses_of_a_held_queue_stand_still_but_for_what_follows_the_clock(tmp_path):
+def test_uses_of_a_held_queue_stand_still_except_those_that_follow_the_clock(tmp_path):
     clock = ManualClock(10**9)
     store = SQLiteStore(tmp_path / "limits.db", clock=clock)
     gates = [FixedWindow(5, "100s"), SlidingWindowLog(5, "100s")]
@@ -147,7 +147,7 @@ def test_a_file_is_shown_by_its_name(where):
     assert place_of(where) == where.rpartition("/")[2]
 
 
-# how many wait, and calls per second
+# waiting calls, and calls per second
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def played(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"rate": "10/s"}, {"rate": "10/s", "burst": 4}, {"adaptive": True}])
-def test_those_who_wait_are_counted_whatever_happens(played, options):
+def test_waiting_calls_are_counted_after_any_events(played, options):
     store, clock = played
     if "adaptive" in options:
         options = {"adaptive": Adaptive("1/s", "10/s")}
@@ -173,7 +173,7 @@ def test_those_who_wait_are_counted_whatever_happens(played, options):
         if step % 11 == 5 and taken and taken[len(taken) // 2].cancel():
             taken.pop(len(taken) // 2)
         clock.advance(0.001)
-        # What has left does not wait again because of a hold that is placed later.
+        # A call that has left does not wait again because of a later hold.
         taken = [one for one in taken if shaper.remaining(one) > 0]
         if step % 25 == 10:
             shaper.hold(0.7)
@@ -190,7 +190,7 @@ def test_a_call_that_costs_five_waits_as_five(played):
     assert row_of(*store.survey()).waiting == 14
 
 
-def test_windows_and_gates_do_not_tell_how_many_wait(played):
+def test_windows_and_gates_do_not_show_how_many_calls_wait(played):
     store, clock = played
     shaper = Shaper("10/s; 3/min", name="api", store=store)
     assert shaper.reserve()
@@ -290,7 +290,7 @@ def test_it_sorts_and_filters(place):
     Shaper("6/min", name="c", store=store).hold("10m", key="key")
 
     def order(*options):
-        return [row["key"][0] for row in told(where, *options)]
+        return [row["key"][0] for row in read_rows(where, *options)]
 
     assert order("--sort", "key") == ["a", "b", "c"]
     assert order() == ["c", "a", "b"], "the longest wait first"
@@ -314,18 +314,18 @@ def test_a_long_limit_leaves_the_columns_in_line(tmp_path):
     store.close()
 
 
-def test_how_long_a_permit_takes_is_not_known_while_none_is_free(tmp_path):
+def test_the_wait_for_a_permit_is_unknown_while_none_is_free(tmp_path):
     where = str(tmp_path / "limits.db")
     store = SQLiteStore(where)
     with Policy(concurrency=1, name="api", store=store).admit():
-        (row,) = told(where)
+        (row,) = read_rows(where)
         line = shapekit("top", "--once", "--store", where).stdout.splitlines()[-1]
     assert (row["wait"], row["next_at"]) == (None, None)
     assert line.split("concurrency 1")[1].split() == ["0", "-", "-", "-", "1/1"]
     store.close()
 
 
-def test_a_damaged_key_is_said_to_be_damaged(tmp_path):
+def test_a_damaged_key_is_marked_as_damaged(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     assert Gate(GCRA("1/h"), name="api", store=store).check("a")
     store._file.transact(lambda execute: execute("UPDATE records SET state = '[1'"))
@@ -382,7 +382,7 @@ def test_a_terminal_is_as_it_was_after_sigterm(place, screens):
     assert screen.modes() == screen.first_modes
 
 
-def test_a_key_does_not_steer_the_terminal(place, screens):
+def test_a_key_does_not_control_the_terminal(place, screens):
     store, where = place
     assert Shaper("6/h", name="api", store=store).reserve("\x1b]0;owned\x07\n\rapi:fine \ud800")
     shown = "api:\\x1b]0;owned\\x07\\n\\rapi:fine \\ud800"
@@ -407,7 +407,7 @@ def test_a_page_fits_its_terminal(place, screens):
     assert all(len(line) <= 80 for line in screen.text.splitlines())
 
 
-def test_a_narrow_terminal_shows_whose_wait_it_is(place, screens):
+def test_a_narrow_terminal_shows_key_and_wait(place, screens):
     store, where = place
     shaper = Shaper("5/s; 1000/h", name="customer-mail", store=store, gates=[Quota("30_000/month")])
     assert all(shaper.reserve(key) for key in ("acme", "b"))
@@ -419,7 +419,7 @@ def test_a_narrow_terminal_shows_whose_wait_it_is(place, screens):
     assert all(len(line) <= 80 for line in screen.text.splitlines())
 
 
-def test_a_store_that_goes_away_is_told_and_what_was_seen_stays(server, screens):
+def test_a_store_that_goes_away_is_reported_and_the_last_rows_stay(server, screens):
     store = RedisStore.from_url(server.url)
     assert Shaper("6/h", name="api", store=store).reserve("first")
     screen = screens("top", "--store", server.url)
@@ -431,7 +431,7 @@ def test_a_store_that_goes_away_is_told_and_what_was_seen_stays(server, screens)
     store.close()
 
 
-# nobody notices
+# no caller is disturbed
 
 
 def crowded(store):
@@ -444,7 +444,7 @@ def crowded(store):
 
 @contextmanager
 def trips():
-    """The commands that this process sends to a Redis, for each trip those that go together."""
+    """The commands that this process sends to a Redis, grouped by trip."""
     sent = []
     send = Connection.send_packed_command
 
@@ -492,12 +492,12 @@ def test_five_thousand_keys_take_few_trips_and_change_nothing(server, run):
     store.close()
 
 
-def test_a_file_is_read_while_somebody_else_has_the_turn(tmp_path):
+def test_a_file_is_read_while_another_process_has_the_write_lock(tmp_path):
     where = tmp_path / "limits.db"
     store = SQLiteStore(where)
     crowded(store)
     before = where.read_bytes(), (tmp_path / "limits.db-wal").read_bytes()
-    assert store._file.transact(lambda _: len(told(where))) == MANY
+    assert store._file.transact(lambda _: len(read_rows(where))) == MANY
     assert (where.read_bytes(), (tmp_path / "limits.db-wal").read_bytes()) == before
     store.close()
 
@@ -512,19 +512,19 @@ def test_workers_keep_their_pace_meanwhile(server):
         while not over.is_set():
             turns.append(shaper.schedule())
 
-    # So many that the next slots are taken long before they come.
+    # So many calls that the next slots are taken long before they come.
     workers = [threading.Thread(target=work) for _ in range(10)]
     for worker in workers:
         worker.start()
     for _ in range(2):
-        assert len(told(server.url)) >= MANY
+        assert len(read_rows(server.url)) >= MANY
     over.set()
     for worker in workers:
         worker.join()
     slots = sorted((turn.grant.departs_at_us, turn.delay) for turn in turns)
     assert len(slots) > 10
     apart = [(late - early, delay) for (early, _), (late, delay) in pairwise(slots)]
-    # Where the machine stops them, a late call moves the line by a slot or more, or finds nobody there.
+    # Where a stall stops them, a late call moves the line by a slot or more, or finds no call behind it.
     assert all(us >= 50_000 or delay == 0 for us, delay in apart)
     assert median(us for us, _ in apart) == 50_000
     store.close()
@@ -544,7 +544,7 @@ def test_workers_keep_their_pace_meanwhile(server):
         ("", "no store is given"),
     ],
 )
-def test_a_store_that_cannot_be_read_is_one_line(where, words):
+def test_a_store_that_cannot_be_read_is_a_complaint_of_one_line(where, words):
     line = complaint(shapekit("top", "--store", where))
     assert words in line
     assert "secret" not in line

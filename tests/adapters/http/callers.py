@@ -1,9 +1,9 @@
 """A process of callers, until its standard input ends: `python callers.py CLIENT STORE URL RATE CALLERS`.
 
-STORE is a Redis URL or the path of a SQLite file. Says "ready" first, and calls after it has read a line.
+STORE is a Redis URL or the path of a SQLite file. Prints "ready" first, and calls after it has read a line.
 
-By then everything has been done once: what a first call loads takes longer than the margin between the
-rate and the server's limit, and so does opening a crowd of connections.
+Before that every kind of call is made once: a first call loads modules for longer than the margin between the
+rate and the server's limit, and so does opening many connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shapekit import Policy, RedisStore, SQLiteStore, Store, StoreUnavailableErr
 
 START_S = 0.01
 WARM_KEY = f"warm {os.getpid()}"
-"""Each caller warms up on a key of its own, and nobody has to wait for anybody."""
+"""Each caller warms up on a key of its own, so that no caller waits for another."""
 
 
 def store_at(place: str) -> Store:
@@ -40,7 +40,7 @@ async def httpx_callers(url: str, rate: str, callers: int, store: Store) -> None
         async def get(path: str, **options: object) -> None:
             await client.get(url + path, extensions={"shapekit": options})
 
-        await tasks_until_told(get, callers)
+        await tasks_until_input_ends(get, callers)
 
 
 async def aiohttp_callers(url: str, rate: str, callers: int, store: Store) -> None:
@@ -57,11 +57,11 @@ async def aiohttp_callers(url: str, rate: str, callers: int, store: Store) -> No
                 async with session.get(url + path) as response:
                     await response.read()
 
-        await tasks_until_told(get, callers)
+        await tasks_until_input_ends(get, callers)
 
 
-async def tasks_until_told(get: Callable[..., Awaitable[None]], callers: int) -> None:
-    """Tasks that are cancelled at last, in the midst of their waiting."""
+async def tasks_until_input_ends(get: Callable[..., Awaitable[None]], callers: int) -> None:
+    """Tasks that are cancelled in the end, in the middle of their waits."""
 
     async def call() -> None:
         while True:
@@ -75,14 +75,14 @@ async def tasks_until_told(get: Callable[..., Awaitable[None]], callers: int) ->
     await asyncio.to_thread(ready)
     tasks = []
     for _ in range(callers):
-        # Twenty who start in one step of the loop keep the first of them from sending for all that time.
+        # Twenty tasks that start in one step of the loop keep the first from sending for all that time.
         tasks.append(asyncio.create_task(call()))
         await asyncio.sleep(START_S)
     await asyncio.to_thread(sys.stdin.readline)
     for task in tasks:
         task.cancel()
-    for told in await asyncio.gather(*tasks, return_exceptions=True):
-        assert isinstance(told, asyncio.CancelledError), told
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, asyncio.CancelledError), result
 
 
 async def requests_callers(url: str, rate: str, callers: int, store: Store) -> None:
@@ -98,11 +98,11 @@ async def requests_callers(url: str, rate: str, callers: int, store: Store) -> N
             with request_options(**options):
                 session.get(url + path)
 
-        await asyncio.to_thread(threads_until_told, get, callers, policy)
+        await asyncio.to_thread(threads_until_input_ends, get, callers, policy)
 
 
-def threads_until_told(get: Callable[..., None], callers: int, policy: Policy) -> None:
-    """Threads that are woken at last, because their policy is closed."""
+def threads_until_input_ends(get: Callable[..., None], callers: int, policy: Policy) -> None:
+    """Threads that wake up in the end, because their policy is closed."""
     ended = []
 
     def warm_up(number: int) -> None:
@@ -131,7 +131,7 @@ def threads_until_told(get: Callable[..., None], callers: int, policy: Policy) -
 
 
 def ready() -> None:
-    """Say so, and wait to be told to go. What is there by now is not looked through for garbage any more."""
+    """Print "ready", and wait for a line. The collector skips all objects that exist by now."""
     gc.collect()
     gc.freeze()
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""What the tests of the clients share: a server on loopback, and processes full of callers."""
+"""Fixtures of the tests of the clients: a server on loopback, and processes full of callers."""
 
 import httpx
 import httpx2
@@ -30,7 +30,7 @@ def both(request):
 
 @pytest.fixture
 def left(server, clock):
-    """When requests have left, in virtual time: they arrive while it stands still."""
+    """When requests left, in virtual time, which stands still while they travel."""
     instants, answer = [], server.answer
 
     def noting(arrival):
@@ -38,5 +38,7 @@ def left(server, clock):
         return answer(arrival)
 
     server.answer = noting
-    server.say = lambda said: setattr(server, "answer", lambda a: (instants.append(clock.now()), said(a))[1])
+    server.say = lambda reply_to: setattr(
+        server, "answer", lambda a: (instants.append(clock.now()), reply_to(a))[1]
+    )
     return instants

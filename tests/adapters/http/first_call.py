@@ -1,7 +1,7 @@
 """The first call of a process: `python first_call.py CALLER STORE URL`. It has to wait for its slot.
 
-Says what is loaded, opened, connected or made between the moment in which the store has granted the slot and
-the departure, and "left" at last. STORE is "memory", a Redis URL or the path of a SQLite file.
+Prints what is loaded, opened, connected or made between the grant of the slot by the store and the departure,
+and "left" in the end. STORE is "memory", a Redis URL or the path of a SQLite file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLOW = ("import", "open", "compile", "exec", "socket.connect", "socket.getaddrin
 
 
 class Watch:
-    """What happens between the slot and the departure."""
+    """Events between the slot and the departure."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -50,7 +50,7 @@ class Watch:
         shaper.core.grant = shaper.core.grant._replace(call=granted, acall=agranted)
 
     def departing(self, bearer: Any, method: str) -> None:
-        """End as soon as a request is handed on to what sends it."""
+        """End as soon as a request reaches the code that sends it."""
         send = getattr(bearer, method)
 
         def sent(*args: Any, **named: Any) -> Any:
@@ -143,7 +143,7 @@ def main(caller: str, policy: Policy, url: str) -> None:
     watch.granting(policy)
 
     def behind() -> None:
-        """Others have taken the next slots."""
+        """Other calls have taken the next slots."""
         for _ in range(2):
             policy.shaper.reserve(urlsplit(url).hostname or "")
         watch.is_on = False

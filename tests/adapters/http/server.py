@@ -1,4 +1,4 @@
-"""A server on loopback that logs when requests arrive, and answers as it is told."""
+"""A server on loopback that logs when requests arrive, and answers as the test sets it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_S = 20.0
 
 
 class Arrival(NamedTuple):
-    """A request, as the server saw it."""
+    """A request, as the server received it."""
 
     at: float
     method: str
@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What is answered."""
+    """An answer."""
 
     status: int = 200
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 
 SILENCE = Reply(0)
-"""No answer at all, and the connection stays."""
+"""No answer, while the connection stays open."""
 
 
 class Server:
@@ -68,7 +68,7 @@ class Server:
         return [reply.status for reply in self.replies]
 
     def wait_for(self, enough: Callable[[Server], bool], patience_s: float = PATIENCE_S) -> None:
-        """Wait until what has arrived and was answered is enough."""
+        """Wait until enough requests have arrived and were answered."""
         with self._news:
             assert self._news.wait_for(lambda: enough(self), patience_s), self.statuses
 
@@ -100,7 +100,7 @@ class Server:
             while await self._exchange(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # whoever called has gone
+            pass  # the client has gone
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -121,8 +121,8 @@ class Server:
         if reply is SILENCE:
             await self._done.wait()
             return False
-        told = {"Content-Length": str(len(reply.body)), **reply.headers}
-        fields = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        sent = {"Content-Length": str(len(reply.body)), **reply.headers}
+        fields = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         writer.write(f"HTTP/1.1 {reply.status} Told\r\n{fields}\r\n".encode() + reply.body)
         await writer.drain()
         return headers.get("connection") != "close"
@@ -139,11 +139,11 @@ class Server:
 
 
 class Limit:
-    """Admits `most` requests in any half-open second, and says 429 to those beyond it; /warm is free."""
+    """Admits `most` requests in any half-open second, and answers 429 to those beyond it; /warm is free."""
 
-    def __init__(self, most: int, **told: str) -> None:
+    def __init__(self, most: int, **headers: str) -> None:
         self.most = most
-        self.told = told
+        self.headers = headers
         self._admitted: list[float] = []
 
     def __call__(self, arrival: Arrival) -> Reply:
@@ -151,6 +151,6 @@ class Limit:
             return Reply()
         self._admitted = [at for at in self._admitted if arrival.at - at < 1.0]
         if len(self._admitted) >= self.most:
-            return Reply(429, {name.replace("_", "-"): value for name, value in self.told.items()}, b"")
+            return Reply(429, {name.replace("_", "-"): value for name, value in self.headers.items()}, b"")
         self._admitted.append(arrival.at)
         return Reply()

@@ -1,11 +1,10 @@
-"""A strict server in a process of its own: `python strict.py CALLS HOLD_S`. Says its URL, then what arrived.
+"""A strict server in a process of its own: `python strict.py CALLS HOLD_S`. Prints its URL, then its log.
 
-Admits 50 requests in any half-open second. After CALLS of them it changes its mind: 25 from now on, and
-who is refused is told to come back after HOLD_S. When somebody has, it tells its log, and goes on until its
-input ends.
+Admits 50 requests in any half-open second. After CALLS of them it admits only 25, and asks refused clients to
+come back after HOLD_S. When one has come back, it prints its log, and goes on until its input ends.
 
-The collector of a program with a large heap stops everything in it for tens of ms: a server in the process
-of the tests would be deaf, and would see together what came one by one.
+The collector of a program with a large heap stops everything in it for tens of ms: a server in the process of
+the tests would not run meanwhile, and would see requests together that came one by one.
 """
 
 import gc
@@ -25,7 +24,7 @@ class Changing:
         self.over = threading.Event()
         self._left = calls
         self._hold_s = hold_s
-        self._told: float | None = None
+        self.refused_at: float | None = None
         self._limit = Limit(MOST)
 
     def __call__(self, arrival: Arrival) -> Reply:
@@ -33,12 +32,12 @@ class Changing:
             self._left -= 1
         if self._left == -1:
             self._limit.most //= 2
-            self._limit.told = {"Retry_After": f"{self._hold_s:g}"}
+            self._limit.headers = {"Retry_After": f"{self._hold_s:g}"}
         reply = self._limit(arrival)
         if self._left < 0:
-            if self._told is None and reply.status == 429:
-                self._told = arrival.at
-            if self._told is not None and arrival.at > self._told + self._hold_s / 2:
+            if self.refused_at is None and reply.status == 429:
+                self.refused_at = arrival.at
+            if self.refused_at is not None and arrival.at > self.refused_at + self._hold_s / 2:
                 self.over.set()
         return reply
 

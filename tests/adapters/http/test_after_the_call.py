@@ -1,7 +1,7 @@
 """Once a call was made, whatever shapekit does afterwards never replaces its answer or its error.
 
 Each way to make a call is tried with each ending while the store fails at its first operation, at its second,
-and so on, until none is left that could fail. A call that was not made tells so in the words of its library.
+and so on, until no further operation could fail. A call that was not made raises an error of its library.
 """
 
 import inspect
@@ -35,7 +35,7 @@ from .server import Reply, Server
 
 
 class Failing(FaultyStore):
-    """Fails at one of its operations: at that one alone, or from there on; before it is done, or after."""
+    """Fails at one of its operations, at that one alone or from there on, before it is done or after."""
 
     def __init__(self, at, error, *, lasts, is_done):
         super().__init__(MemoryStore())
@@ -57,7 +57,7 @@ class Failing(FaultyStore):
 
 
 class Mistake(RuntimeError):
-    """What a store of one's own raises, or a function of the user's."""
+    """The error of a custom store, or of a function of the user's."""
 
 
 GONE = StoreUnavailableError("gone")
@@ -68,7 +68,7 @@ FAULTS = [
 
 
 class Call:
-    """What the user does: whether it was done, and how it ends, which is the same each time."""
+    """The user's function: whether it ran, and how it ends, which is the same each time."""
 
     def __init__(self, ending, server):
         self.ending, self.url = ending, server.url
@@ -115,8 +115,8 @@ def by_shaped_generator(policy, call):
     def function():
         yield call()
 
-    (told,) = function()
-    return told
+    (result,) = function()
+    return result
 
 
 async def by_shaped_async_generator(policy, call):
@@ -124,8 +124,8 @@ async def by_shaped_async_generator(policy, call):
     async def function():
         yield call()
 
-    (told,) = [item async for item in function()]
-    return told
+    (result,) = [item async for item in function()]
+    return result
 
 
 ONCE = tenacity.stop_after_attempt(1)
@@ -160,7 +160,7 @@ async def by_httpx2_on_a_loop(policy, call):
 
 
 class Wire(BaseAdapter):
-    """What is behind the adapter of requests."""
+    """The server behind the adapter of requests."""
 
     def __init__(self, call):
         super().__init__()
@@ -237,7 +237,7 @@ LIMITS = {
 
 
 def outcome(way, runner, policy, call):
-    """What a way gave: what it returned, or what it raised."""
+    """The outcome of a way: what it returned, or what it raised."""
     try:
         if runner is None:
             return way(policy, call)
@@ -257,7 +257,7 @@ WAYS = [(way, runner) for way in (*FUNCTIONS, *CLIENTS) for runner in runners(wa
 
 @pytest.fixture(scope="module")
 def server():
-    """One for all: what goes through it is a part of the tests alone."""
+    """One client for all: only parts of the tests pass through it."""
     server = Server().start()
     yield server
     server.close()
@@ -281,7 +281,7 @@ def test_a_store_that_fails_replaces_nothing(server, way, runner, limits):
 @pytest.mark.parametrize("mode", ["raise", "open", "closed", "local"])
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize(("way", "runner"), WAYS)
-def test_nor_does_one_that_is_gone_and_stood_in_for(server, way, runner, limits, mode):
+def test_a_store_that_is_gone_and_replaced_by_a_fallback_replaces_nothing(server, way, runner, limits, mode):
     share = 1 / 2 if mode == "local" else None
     for ending in endings(way):
         were_made = []
@@ -298,22 +298,22 @@ def test_nor_does_one_that_is_gone_and_stood_in_for(server, way, runner, limits,
 def check(server, way, runner, store, limits, ending, were_made):
     policy = Policy(**LIMITS[limits], name="p", store=store, max_wait=0, refund_on=Exception)
     call = Call(ending, server)
-    told = outcome(way, runner, policy, call)
+    result = outcome(way, runner, policy, call)
     were_made.append(call.was_made)
     if not call.was_made:
-        assert isinstance(told, Exception)
-        if not isinstance(told, Mistake) and (library := CLIENTS.get(way)) is not None:
-            assert isinstance(told, ROOTS[library])
+        assert isinstance(result, Exception)
+        if not isinstance(result, Mistake) and (library := CLIENTS.get(way)) is not None:
+            assert isinstance(result, ROOTS[library])
     elif isinstance(ending, Exception):
-        assert told is ending
+        assert result is ending
         assert ending.__context__ is None or not isinstance(
             ending.__context__, (StoreUnavailableError, Mistake)
         )
     else:
-        assert told is ending
+        assert result is ending
 
 
-# functions of the user's that come after the call
+# functions of the user's that run after the call
 
 
 def mistaken(*_):

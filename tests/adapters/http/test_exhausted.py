@@ -1,4 +1,4 @@
-"""A client that reads the refusal of an exhausted account holds its key, and gets the answer unchanged."""
+"""A client that reads the refusal of an exhausted account holds its key, and returns the answer unchanged."""
 
 import asyncio
 import gc
@@ -102,7 +102,7 @@ class TestHeard:
 
 
 def fetched(server, reply, policy, both):
-    """What a client of httpx reads of this reply."""
+    """The body that a client of httpx reads from this reply."""
     library, ours = both
     server.answer = lambda _: reply
     with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
@@ -142,7 +142,7 @@ class TestParser:
         asyncio.run(in_session(policy, main))
         assert held() == 5
 
-    def test_one_that_fails_is_logged_and_the_answer_is_the_callers(self, server, clock, both, caplog):
+    def test_a_parser_that_fails_is_logged_and_the_caller_gets_the_answer(self, server, clock, both, caplog):
         policy = Policy("10/s", feedback=lambda answer: answer.error["code"], clock=clock)
         assert fetched(server, TOO_FAST, policy, both) == TOO_FAST.body
         assert {record.levelname for record in caplog.records} == {"ERROR"}
@@ -172,7 +172,7 @@ def test_other_bodies_say_nothing(server, policy, held, both, reply):
 @pytest.mark.parametrize(
     ("reply", "length"), [(Reply(402), 60), (EMPTY, 60), (DECLINED, 0)], ids=["none", "said", "other"]
 )
-def test_what_a_402_of_a_seller_of_models_means_its_body_decides(server, clock, both, reply, length):
+def test_the_body_decides_what_a_402_of_a_model_provider_means(server, clock, both, reply, length):
     library, ours = both
     server.answer = lambda _: reply
     policy = Policy("10/s", feedback=Feedback("openai"), clock=clock)
@@ -183,7 +183,7 @@ def test_what_a_402_of_a_seller_of_models_means_its_body_decides(server, clock, 
         assert policy.shaper.held() == length
 
 
-def test_a_body_that_is_not_unpacked_is_the_clients_to_complain_of(server, policy, held, both):
+def test_a_body_that_cannot_be_unpacked_raises_the_clients_own_error(server, policy, held, both):
     library, ours = both
     server.answer = lambda _: Reply(429, PACKED.headers, b"no gzip")
     with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
@@ -192,7 +192,7 @@ def test_a_body_that_is_not_unpacked_is_the_clients_to_complain_of(server, polic
         policy.shaper.reset()
         with client.stream("GET", server.url) as response:
             assert b"".join(response.iter_raw()) == b"no gzip"
-        assert held() == 1  # as a 429 that says no more
+        assert held() == 1  # as a 429 without further fields
 
 
 def test_a_body_that_is_packed_twice_is_not_looked_at(server, policy, held, both):
@@ -224,7 +224,7 @@ def test_a_requests_stream_is_left_alone(server, policy, held):
 
 
 @pytest.mark.parametrize("read", ["read", "text", "json"])
-def test_aiohttp_hears_it_once_however_it_is_read(server, policy, held, read):
+def test_aiohttp_observes_a_body_once_in_every_way_of_reading(server, policy, held, read):
     server.answer = lambda _: SPENT
 
     async def main(session):
@@ -239,7 +239,7 @@ def test_aiohttp_hears_it_once_however_it_is_read(server, policy, held, read):
     assert response() is None
 
 
-def test_without_feedback_nothing_is_heard(server, clock, both):
+def test_without_feedback_no_answer_is_read(server, clock, both):
     library, ours = both
     server.answer = lambda _: SPENT
     policy = Policy("10/s", feedback=None, clock=clock)
@@ -264,7 +264,7 @@ def test_a_response_that_is_dropped_unread_is_collected_at_once(server, policy, 
         transport.close()
 
 
-def test_a_429_of_ours_says_whose_it_is(server, policy, both):
+def test_a_429_of_ours_about_an_exhausted_account_names_its_reason(server, policy, both):
     library, ours = both
     server.answer = lambda _: SPENT
     with library.Client(transport=ours.ShapedTransport(policy=policy, on_reject="respond")) as client:
@@ -280,7 +280,7 @@ def test_a_429_of_ours_says_whose_it_is(server, policy, both):
     ("limits", "error"),
     [({"rate": "1/h"}, QueueFullError), ({"quota": "1/month"}, QuotaExhaustedError)],
 )
-def test_so_does_every_other(server, clock, limits, error):
+def test_every_other_429_of_ours_names_its_reason(server, clock, limits, error):
     session = shaped_requests.shape(
         requests.Session(), **limits, max_wait=0, clock=clock, on_reject="respond"
     )

@@ -1,4 +1,4 @@
-"""First calls: what they need is loaded before they take a slot, once, and by nobody in halves."""
+"""First calls load what they need before they take a slot, once, and no thread sees a half-loaded module."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def test_threads_do_not_load_an_event_loop_in_halves():
 @pytest.mark.parametrize("place", STORES)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_nothing_is_loaded_made_or_connected_between_slot_and_departure(caller, place, server, tmp_path):
-    # It would take longer than a slot, and calls behind it would leave right after this one.
+    # Loading would take longer than a slot, and calls behind it would leave right after this one.
     run = subprocess.run(
         [sys.executable, str(PROGRAM), caller, STORES[place](tmp_path), server.url],
         check=False,

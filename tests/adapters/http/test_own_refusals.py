@@ -31,7 +31,9 @@ def refused_by_requests(url, **shaping):
 
 
 @pytest.mark.parametrize(("limits", "error"), LIMITS)
-def test_it_is_told_from_one_of_the_server_whatever_client_has_it(server, clock, both, limits, error):
+def test_a_429_of_ours_is_distinguished_from_one_of_the_server_by_every_client(
+    server, clock, both, limits, error
+):
     library, ours = both
     of_client = refused_by(library, ours, clock=clock, **limits)
     carried = library.HTTPStatusError("told", request=of_client.request, response=of_client)
@@ -46,7 +48,7 @@ def test_it_is_told_from_one_of_the_server_whatever_client_has_it(server, clock,
         assert ending.refusal.retry_after > 0
 
 
-def test_the_refusal_of_a_route_below_holds_no_other(both, clock):
+def test_the_refusal_of_an_inner_route_holds_no_other(both, clock):
     library, ours = both
     below = ours.ShapedTransport(
         answering(library), routes={"https://x/search": "1/h"}, max_wait=0, on_reject="respond", clock=clock
@@ -57,7 +59,7 @@ def test_the_refusal_of_a_route_below_holds_no_other(both, clock):
     assert clock.now() == pytest.approx(0.2)
 
 
-def test_nor_does_one_that_is_observed_or_retried(both, clock):
+def test_a_refusal_of_ours_that_is_observed_or_retried_holds_no_key(both, clock):
     refusal = refused_by(*both, rate="1/h", clock=clock)
     policy = Policy("10/s", clock=clock)
     with policy.admit() as admission:
@@ -66,7 +68,7 @@ def test_nor_does_one_that_is_observed_or_retried(both, clock):
     assert policy.shaper.held() == 0
 
 
-def test_it_is_neither_a_refusal_nor_a_success_to_a_rate_that_learns(both, clock):
+def test_a_429_of_ours_is_neither_a_refusal_nor_a_success_to_an_adaptive_rate(both, clock):
     library, ours = both
     refusal = refused_by(library, ours, rate="1/h", clock=clock)
     policy = Policy(adaptive=Adaptive("1/s", "1000/s"), clock=clock)

@@ -1,4 +1,4 @@
-"""A wrapper leads to its policy, so that who has only the client can hold, resume and forecast it."""
+"""A wrapper leads to its policy, so that code with only the client can hold, resume and forecast it."""
 
 import httpx
 import httpx2
@@ -15,19 +15,19 @@ EACH = pytest.mark.parametrize("wrapper", WRAPPERS, ids=["httpx", "httpx2", "req
 
 
 @EACH
-def test_it_is_the_one_that_was_given(wrapper):
+def test_policy_is_the_one_that_was_given(wrapper):
     policy = Policy("10/s")
     assert wrapper(policy=policy).policy is policy
 
 
 @EACH
-def test_it_is_the_one_that_was_made(wrapper):
+def test_policy_is_the_one_that_the_wrapper_made(wrapper):
     policy = wrapper(rate="2/s", name="api", clock=ManualClock(autojump=True)).policy
     assert (policy.name, policy.shaper.forecast(3).last_in) == ("api", 1.0)
 
 
 @EACH
-def test_where_routes_alone_are_shaped_there_is_none(wrapper):
+def test_policy_is_none_where_only_routes_are_shaped(wrapper):
     assert wrapper(routes={"https://api.example.com": "10/s"}).policy is None
 
 

@@ -1,4 +1,4 @@
-"""What every wrapper of a client shares: from where a request goes to its policy, key, cost and waits."""
+"""The shaper that all wrappers share: how a request leads to its policy, key, cost and waits."""
 
 import json
 import math
@@ -24,7 +24,7 @@ READING = Reading(lambda request: request.target.host, lambda request: request.t
 
 
 class Sent(NamedTuple):
-    """A request, of which more is known than its target."""
+    """A request with more attributes than its target."""
 
     target: Target
     body: Any = None
@@ -72,7 +72,7 @@ def test_the_key_of_a_request(spec, expected):
     assert key(SEARCH._replace(body={"tenant": "t1"}), **spec) == expected
 
 
-def test_an_origin_has_its_port_also_where_it_goes_without_saying():
+def test_an_origin_contains_its_port_also_if_it_is_the_default():
     assert SEARCH.target.origin == SEARCH.to(port=443).target.origin
     assert Target("GET", "http", "::1", 8080, "/").origin == "http://[::1]:8080"
 
@@ -121,11 +121,11 @@ def test_a_route_is_matched_on_scheme_host_port_and_path(sent, found):
     assert (Routes(ROUTES).find(sent.target) is not None) is found
 
 
-def test_a_route_may_be_written_in_other_letters():
+def test_a_route_may_be_written_in_another_case():
     assert Routes({"https://BÜCHER.x/": 1}).find(SEARCH.to(host="xn--bcher-kva.x").target) == 1
 
 
-def test_a_route_has_its_own_rate_and_else_all_that_was_said():
+def test_a_route_has_its_own_rate_and_otherwise_the_common_options():
     both = request_shaper("10/s", routes=ROUTES, max_wait=0.5, clock=ManualClock(autojump=True))
     with both.admission(SEARCH) as first, both.admission(SEARCH.to(path="/")) as other:
         assert first.delay == other.delay == 0
@@ -179,15 +179,15 @@ def test_routes_that_cannot_be_read_are_refused(routes, refused):
         {"rate": None, "policy": Policy(1)},
     ],
 )
-def test_a_bare_rate_for_a_route_beside_what_else_might_count_is_refused(beside, refused):
+def test_a_bare_rate_for_a_route_beside_other_limits_is_refused(beside, refused):
     refused(lambda: request_shaper(**beside, routes=ROUTES), "routes['https://api.x/search']")
 
 
-def test_a_bare_rate_that_is_none_says_for_which_route(refused):
+def test_the_error_about_an_invalid_rate_names_its_route(refused):
     refused(lambda: request_shaper(routes={"https://api.x": "1/parsec"}), "routes['https://api.x'] rate")
 
 
-# what is said of all requests
+# options of all requests
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_bare_rate_that_is_none_says_for_which_route(refused):
         ({"cost": 0}, "cost"),
     ],
 )
-def test_what_can_never_work_is_refused(spec, field, refused):
+def test_invalid_options_are_refused(spec, field, refused):
     refused(lambda: request_shaper(**spec), field)
 
 
@@ -223,7 +223,7 @@ def test_errors_show_the_right_call(refused):
     assert 'Wrapper(rate="10/s")' in str(refused(lambda: request_shaper(None), "rate"))
 
 
-# what is said of one
+# options of one request
 
 
 def test_options_of_a_request():
@@ -266,7 +266,7 @@ def test_options_that_cannot_work_are_refused_by_name(options, field, refused):
 
 
 @pytest.mark.parametrize(
-    ("own", "said", "fits_s", "bound"),
+    ("own", "max_wait", "fits_s", "bound"),
     [
         (None, None, 3.0, 3.0),
         (1, None, 3.0, 1.0),
@@ -276,18 +276,18 @@ def test_options_that_cannot_work_are_refused_by_name(options, field, refused):
         (None, None, -0.5, 0.0),
     ],
 )
-def test_a_wait_that_has_no_use_is_refused_at_once(own, said, fits_s, bound):
+def test_a_wait_beyond_its_bounds_is_refused_at_once(own, max_wait, fits_s, bound):
     slow = request_shaper("1/h", max_wait=own, clock=ManualClock())
-    options = None if said is None else {"max_wait": said}
+    options = None if max_wait is None else {"max_wait": max_wait}
     with slow.admission(SEARCH), pytest.raises(QueueFullError) as caught:
         slow.enter(SEARCH, options, fits_s=fits_s)
     assert caught.value.max_wait == bound
 
 
-# what becomes of it
+# outcomes
 
 
-def test_a_passage_says_how_it_went():
+def test_the_info_of_a_passage_has_key_delay_and_decision():
     paced = request_shaper("10/s", clock=ManualClock(autojump=True))
     for delay in (0.0, 0.1):
         with paced.admission(SEARCH) as admission:
@@ -296,15 +296,15 @@ def test_a_passage_says_how_it_went():
 
 
 @given(st.integers(1, 10**6))
-def test_a_429_of_our_own_says_when_to_come_back(milliseconds):
+def test_a_429_of_ours_has_a_retry_after(milliseconds):
     paced = request_shaper(f"1 per {milliseconds}ms", max_wait=0, clock=ManualClock())
     with paced.admission(SEARCH), pytest.raises(QueueFullError) as caught:
         paced.admission(SEARCH).__enter__()
     answer = too_many(caught.value)
-    told = json.loads(answer.body)
+    content = json.loads(answer.body)
     assert answer.status == 429
     assert answer.headers["Retry-After"] == str(math.ceil(milliseconds / 1_000))
-    assert (told["code"], told["key"]) == ("queue_full", "api.x")
+    assert (content["code"], content["key"]) == ("queue_full", "api.x")
     assert answer.info.delay == 0
     assert not answer.info.decision
 
@@ -315,7 +315,7 @@ class Refusal:
 
 
 @pytest.mark.anyio
-async def test_a_hold_that_cannot_be_placed_is_told_to_the_log(caplog):
+async def test_a_hold_that_cannot_be_placed_is_logged(caplog):
     store = MemoryStore()
     paced = request_shaper("10/s", store=store)
     with paced.admission(SEARCH) as admission:

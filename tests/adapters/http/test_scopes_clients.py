@@ -1,4 +1,4 @@
-"""Scopes through each client: a route that is known to be of another scope goes on, the held one waits."""
+"""Scopes through each client: a route of another known scope goes on, and the held one waits."""
 
 import aiohttp
 import anyio
@@ -26,12 +26,12 @@ def options(clock):
 
 
 @pytest.fixture
-def told(server, github):
+def server_with_scopes(server, github):
     """A server on loopback that answers as GitHub does."""
 
     def answer(arrival):
-        said = github(arrival.method, arrival.path)
-        return Reply(said.status, said.headers)
+        reply = github(arrival.method, arrival.path)
+        return Reply(reply.status, reply.headers)
 
     server.answer = answer
     return server
@@ -39,14 +39,14 @@ def told(server, github):
 
 def mock(library, github):
     def answer(request):
-        said = github(request.method, request.url.path)
-        return library.Response(said.status, headers=said.headers)
+        reply = github(request.method, request.url.path)
+        return library.Response(reply.status, headers=reply.headers)
 
     return library.MockTransport(answer)
 
 
 def slow(library, github, clock):
-    """Each answer takes a tenth of a second: meanwhile others begin to wait."""
+    """Each answer takes a tenth of a second: meanwhile other calls begin to wait."""
 
     async def answer(request):
         await clock.asleep(0.1, AsyncAlarm())
@@ -58,7 +58,7 @@ def slow(library, github, clock):
 SLOW_LEFT = [0.1, 0.6, 1.1, 6.1, 6.6]
 
 
-def test_httpx(both, github, options):
+def test_httpx_obeys_scopes(both, github, options):
     library, wrapper = both
     transport = wrapper.ShapedTransport(mock(library, github), **options)
     with library.Client(transport=transport) as client:
@@ -69,7 +69,7 @@ def test_httpx(both, github, options):
 
 
 @pytest.mark.anyio
-async def test_httpx_as_tasks(both, github, options):
+async def test_httpx_tasks_obey_scopes(both, github, options):
     library, wrapper = both
     transport = wrapper.ShapedTransport(mock(library, github), **options)
     async with library.AsyncClient(transport=transport) as client:
@@ -90,7 +90,9 @@ BESIDE = [({}, {}), ({}, {"shapekit": {"cost": 1}}), ({"concurrency": 10}, {})]
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("more", "extensions"), BESIDE, ids=["plain", "of its own", "with permits"])
-async def test_who_waited_before_the_first_answer_obeys_what_it_names(both, github, clock, more, extensions):
+async def test_tasks_that_waited_before_the_first_answer_obey_the_scope_that_it_names(
+    both, github, clock, more, extensions
+):
     library, wrapper = both
     transport = wrapper.ShapedTransport(slow(library, github, clock), rate="2/s", clock=clock, **more)
     delays = []
@@ -106,7 +108,7 @@ async def test_who_waited_before_the_first_answer_obeys_what_it_names(both, gith
     assert delays == [0, 0.5, 1, 6, 6.5]
 
 
-def test_threads_that_waited_before_the_first_answer_obey_what_it_names(both, crew, until_asleep):
+def test_threads_that_waited_before_the_first_answer_obey_the_scope_that_it_names(both, crew, until_asleep):
     library, wrapper = both
     github = GitHub(clock := ManualClock(), search=1)
     policy = Policy("2/s", clock=clock)
@@ -121,7 +123,7 @@ def test_threads_that_waited_before_the_first_answer_obey_what_it_names(both, cr
 
 
 @pytest.mark.anyio
-async def test_who_would_then_wait_too_long_is_refused(both, github, clock):
+async def test_a_call_that_would_then_wait_too_long_is_refused(both, github, clock):
     library, wrapper = both
     transport = wrapper.ShapedTransport(slow(library, github, clock), rate="2/s", clock=clock, max_wait="5s")
     refused = []
@@ -139,7 +141,7 @@ async def test_who_would_then_wait_too_long_is_refused(both, github, clock):
     assert refused == [(6, 5), (6, 5)]
 
 
-def test_a_refusal_through_httpx_is_a_response_of_our_own(both, github, options):
+def test_a_refusal_through_httpx_may_be_a_429_of_ours(both, github, options):
     library, wrapper = both
     transport = wrapper.ShapedTransport(mock(library, github), **options, max_wait="1s", on_reject="respond")
     with library.Client(transport=transport) as client:
@@ -151,32 +153,34 @@ def test_a_refusal_through_httpx_is_a_response_of_our_own(both, github, options)
     assert response.json()["key"] == "api.x%scope=search"
 
 
-def test_requests(told, github, options):
+def test_requests_obeys_scopes(server_with_scopes, github, options):
     from shapekit.integrations.requests import shape  # noqa: PLC0415
 
     with shape(requests.Session(), **options) as session:
-        delays = [session.get(told.url + path).shapekit.delay for path in STORY]
+        delays = [session.get(server_with_scopes.url + path).shapekit.delay for path in STORY]
     assert delays == DELAYS
     assert [seen.at for seen in github.seen] == LEFT
 
 
-def test_aiohttp_and_a_total_timeout_that_is_too_short(told, github):
+def test_aiohttp_obeys_scopes_and_a_total_timeout(server_with_scopes, github):
     from shapekit.integrations.aiohttp import TimeoutTooShortError, shaped_middleware  # noqa: PLC0415
 
-    clock = ManualClock()  # nobody waits: with a virtual clock that jumps, aiohttp's own time would not pass
+    clock = ManualClock()  # no call waits: with a virtual clock that jumps, aiohttp's own time would not pass
     github.clock = clock
 
     async def main():
         shaped = shaped_middleware(rate="1_000_000/s", burst=1_000, clock=clock)
         async with aiohttp.ClientSession(middlewares=[shaped]) as session:
             for path in STORY[:5]:
-                async with session.get(told.url + path) as response:
+                async with session.get(server_with_scopes.url + path) as response:
                     assert response.status == 200
             with pytest.raises(TimeoutTooShortError) as caught:
-                await session.get(f"{told.url}/search/a", timeout=aiohttp.ClientTimeout(total=5))
+                await session.get(
+                    f"{server_with_scopes.url}/search/a", timeout=aiohttp.ClientTimeout(total=5)
+                )
             assert caught.value.delay == 6
             clock.advance(6)
-            async with session.get(f"{told.url}/search/a") as response:
+            async with session.get(f"{server_with_scopes.url}/search/a") as response:
                 assert response.status == 200
 
     anyio.run(main)

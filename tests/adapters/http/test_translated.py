@@ -1,4 +1,4 @@
-"""An error of ours is the library's, too, whatever subclass of ours it is."""
+"""An error of ours is an error of the library, too, whatever subclass of ours it is."""
 
 import ast
 import asyncio
@@ -39,7 +39,7 @@ class Spent(QuotaExhaustedError):
 
 
 class Partitioned(StoreUnavailableError):
-    """What a store of one's own says more exactly."""
+    """A more exact error of a custom store."""
 
 
 class Further(Partitioned):
@@ -70,21 +70,21 @@ def test_the_nearest_twin_is_taken(wrapper, error, name):
     module, refusals, root = WRAPPERS[wrapper]
     cause = OSError("the network")
     error.__cause__ = cause
-    told = translated(error, refusals)
-    assert type(told) is getattr(module, name)
-    assert isinstance(told, root)
-    assert (told.args, told.code, str(told), told.__cause__) == (error.args, error.code, str(error), cause)
-    assert pickle.loads(pickle.dumps(told)).args == error.args
+    twin = translated(error, refusals)
+    assert type(twin) is getattr(module, name)
+    assert isinstance(twin, root)
+    assert (twin.args, twin.code, str(twin), twin.__cause__) == (error.args, error.code, str(error), cause)
+    assert pickle.loads(pickle.dumps(twin)).args == error.args
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_what_has_no_twin_stays_what_it_is(wrapper):
+def test_an_error_without_a_twin_stays_unchanged(wrapper):
     error = RateLimitedError(DENIED, "key")
     assert translated(error, WRAPPERS[wrapper][1]) is error
 
 
 def twins(path):
-    """The errors that a wrapper translates into, by its text: its library may not be installed."""
+    """The errors that a wrapper translates into, from its source: its library may not be installed."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     return [
         {ast.unparse(name) for name in call.args} for call in calls if ast.unparse(call.func) == "twins_of"
@@ -131,7 +131,7 @@ def by_aiohttp(store):
     ("call", "wrapper"),
     [(by_httpx, "httpx"), (by_httpx2, "httpx2"), (by_requests, "requests"), (by_aiohttp, "aiohttp")],
 )
-def test_a_store_of_ones_own_may_say_it_more_exactly(call, wrapper):
+def test_a_custom_store_may_raise_a_subclass(call, wrapper):
     module, _, root = WRAPPERS[wrapper]
     with pytest.raises(root, match="cut off") as caught:
         call(Cut(MemoryStore()))

@@ -1,9 +1,9 @@
 """Four processes of twenty callers: a strict server never refuses them, and when it does, all of them wait.
 
-Of a rate of 49/s, fifty-one calls take a second and 20 ms: whoever is kept from running for that long on
-the way to the server can be unlucky. So a witness watches: a refusal is excused only where the system had
-just then kept somebody from running for longer than the arrival was early, and only as many as the stalls
-of the run make late. Any other bound gives way by as much as was seen.
+At a rate of 49/s, fifty-one calls take a second and 20 ms: a call that is delayed for that long on the way to
+the server can be refused. So a witness watches: a refusal is excused only where a stall just before was
+longer than the arrival was early, and only as many as the stalls of the run make late. Any other bound gives
+way by as much as was seen.
 """
 
 import json
@@ -55,7 +55,7 @@ def strict_server():
 
 
 def run(client, place):
-    """What the server has seen of the crowd, and the stalls meanwhile."""
+    """The arrivals of the crowd at the server, and the stalls meanwhile."""
     with strict_server() as (server, url):
         callers = (HERE / "callers.py", client, place, url, RATE, CALLERS)
         with started([callers] * WORKERS) as workers:
@@ -72,20 +72,21 @@ def test_a_strict_server_never_refuses_and_all_obey_when_it_changes_its_mind(cli
     instants = [at for at, _ in log]
     refused = [number for number, (_, status) in enumerate(log[:CALLS]) if status == 429]
     for number in refused:
-        # It came too early after the one that took the first place of the second: that one was late.
+        # This call came too early after the one that took the first place of the second: that one was late.
         first = [at for at, status in log[:number] if status == 200][-MOST]
         early = first + 1 - instants[number]
         assert stalls.within(first - NEAR_S, first) > STALL_S + early, f"arrival {number} was refused"
     assert len(refused) <= PER_S * stalls.within(instants[0], instants[CALLS - 1])
-    # A call that is late takes the next slot, and what it has missed is not made up.
+    # A late call takes the next slot, and the missed slots are not made up.
     took = instants[CALLS - 1] - instants[0] - stalls.within(instants[0], instants[CALLS - 1])
     assert refused or took <= (CALLS - 1) / (0.97 * PER_S)
-    # What was out before anybody had heard of it is refused, too, and may then hold for a little longer.
-    told = next(at for at, status in log[CALLS:] if status == 429)
-    notice = NOTICE_S + stalls.around(told)
-    last = max(at for at, status in log if status == 429 and at < told + HOLD_S / 2)
-    back = next(at for at in instants if at > told + notice)
-    assert last <= told + notice
+    # Requests that had left before the refusal was known are refused, too, and may then hold for a little
+    # longer.
+    refused_at = next(at for at, status in log[CALLS:] if status == 429)
+    notice = NOTICE_S + stalls.around(refused_at)
+    last = max(at for at, status in log if status == 429 and at < refused_at + HOLD_S / 2)
+    back = next(at for at in instants if at > refused_at + notice)
+    assert last <= refused_at + notice
     over = last + HOLD_S
-    assert told + HOLD_S - NOTICE_S <= back
+    assert refused_at + HOLD_S - NOTICE_S <= back
     assert stalls.undone(over, back) <= over + NOTICE_S
