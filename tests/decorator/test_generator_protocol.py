@@ -1,6 +1,6 @@
 """A shaped generator answers next, send, throw and close as the bare one does, and so do async ones.
 
-Bodies stand here in both forms. Every event in them is noted: what they get, and how they end.
+Each body stands here in both forms. They record every event: what they receive, and how they end.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ STEPS = st.lists(
 
 
 def played(make, steps):
-    """What a generator answers to each step, and what its body noted."""
+    """The answer of a generator to each step, and the record of its body."""
     notes = []
     generator = make(notes)
     answers = []
@@ -114,7 +114,7 @@ def played(make, steps):
         except BaseException as error:
             answers.append((type(error), *map(str, error.args)))
     seen = list(notes)
-    # What is left of it ends here, and not when it is collected.
+    # The rest of it ends here, and not when it is collected.
     with contextlib.suppress(LookupError):
         generator.close()
     return answers, seen
@@ -165,7 +165,7 @@ def test_a_shaped_async_generator_answers_as_the_bare_one(body, backend, steps):
 
 
 @pytest.mark.parametrize("decorate", [lambda body: body, shaped(1)], ids=["bare", "shaped"])
-def test_a_body_that_will_not_be_closed_is_told_as_ever(decorate):
+def test_a_body_that_ignores_close_raises_the_usual_error(decorate):
     @decorate
     def stubborn():
         try:
@@ -181,7 +181,7 @@ def test_a_body_that_will_not_be_closed_is_told_as_ever(decorate):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("decorate", [lambda body: body, shaped(1)], ids=["bare", "shaped"])
-async def test_an_async_body_that_will_not_be_closed_is_told_as_ever(decorate):
+async def test_an_async_body_that_ignores_close_raises_the_usual_error(decorate):
     @decorate
     async def stubborn():
         try:

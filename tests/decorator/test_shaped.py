@@ -1,4 +1,4 @@
-"""@shaped on functions and coroutine functions: called as before, and leaving at the right moment."""
+"""@shaped on functions and coroutine functions: they are called as before, and leave in their slots."""
 
 import functools
 import inspect
@@ -77,7 +77,7 @@ def test_a_spent_quota_raises_without_reaching_the_function(world, clock):
     assert called == [1]
 
 
-def test_everything_that_says_who_the_function_is_stays(world):
+def test_the_metadata_of_the_function_stays(world):
     original = world.define(function)
     call = shaped(10)(original)
     assert inspect.signature(call) == inspect.signature(function)
@@ -88,7 +88,7 @@ def test_everything_that_says_who_the_function_is_stays(world):
     assert inspect.getsource(call) == inspect.getsource(function)
 
 
-def test_the_policy_is_called_after_the_function_unless_it_is_named():
+def test_the_policy_has_the_name_of_the_function_unless_one_is_given():
     assert shaped(1)(function).policy.name == f"{__name__}.function"
     assert shaped(1, name="stripe")(function).policy.name == "stripe"
 
@@ -170,14 +170,14 @@ def test_forecast_counts_what_a_call_of_this_function_costs(clock):
 
 
 def test_a_callable_key_and_cost_see_what_the_function_sees(world, clock):
-    asked = []
+    calls = []
 
     def key(user, *, tokens=1):
-        asked.append(("key", user, tokens))
+        calls.append(("key", user, tokens))
         return user
 
     def cost(user, *, tokens=1):
-        asked.append(("cost", user, tokens))
+        calls.append(("cost", user, tokens))
         return tokens
 
     @shaped("1/s", key=key, cost=cost, clock=clock)
@@ -187,7 +187,7 @@ def test_a_callable_key_and_cost_see_what_the_function_sees(world, clock):
 
     assert world.call(call, "a", tokens=3) == 0.0
     assert world.call(call, "b") == 0.0
-    assert asked == [("key", "a", 3), ("cost", "a", 3), ("key", "b", 1), ("cost", "b", 1)]
+    assert calls == [("key", "a", 3), ("cost", "a", 3), ("key", "b", 1), ("cost", "b", 1)]
     assert world.call(call, user="a") == 3.0
     assert (call.forecast(key="a").first_in, call.forecast(key="b").first_in) == (1.0, 0.0)
 
@@ -204,7 +204,9 @@ def test_a_callable_key_and_cost_see_what_the_function_sees(world, clock):
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_callable_that_gives_no_key_or_no_cost_is_told_so(refused, world, clock, arguments, field, shared):
+def test_a_callable_that_returns_no_key_or_no_cost_is_a_config_error(
+    refused, world, clock, arguments, field, shared
+):
     called = []
     limit = {"policy": Policy("1/s", clock=clock)} if shared else {"rate": "1/s", "clock": clock}
     call = shaped(**limit, **arguments)(world.define(lambda: called.append(1)))
@@ -227,7 +229,7 @@ async def test_tasks_leave_one_interval_apart(clock):
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_call_gives_its_turn_back(clock):
+async def test_a_cancelled_call_gives_its_slot_back(clock):
     called = []
 
     @shaped("1/min", clock=clock)

@@ -1,4 +1,4 @@
-"""@shaped on what is callable and no plain function: partials, objects, built-ins, classes."""
+"""@shaped on callables that are no plain functions: partials, objects, built-ins, classes."""
 
 import functools
 import inspect
@@ -129,7 +129,7 @@ def test_a_built_in_whether_or_not_it_has_a_signature(builtin):
     assert call.__wrapped__ is builtin
 
 
-def test_a_key_of_parameters_that_nobody_can_see_is_refused(refused):
+def test_a_key_of_hidden_parameters_is_refused(refused):
     refused(lambda: shaped(1, key="{user}")(type("Odd", (), {"__call__": max})()), "key")
 
 
@@ -145,7 +145,7 @@ def test_a_class_is_shaped_when_it_is_called(clock):
 
 @pytest.mark.parametrize("make", [lambda: functools.partial(add, 1), lambda: Adder(None), Counter])
 def test_the_name_is_the_same_in_every_process(make):
-    # On a shared store the workers find one another by it: no address may stand in it.
+    # On a shared store the workers find one another by it: it must contain no address.
     names = {shaped(1)(made).policy.name for made in (make(), make())}
     assert len(names) == 1
     assert " at 0x" not in names.pop()

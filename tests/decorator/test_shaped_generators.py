@@ -30,7 +30,7 @@ async def anoting(notes):
     raise LookupError("of the body")
 
 
-def test_a_generator_takes_its_turn_when_it_starts_and_none_later(clock):
+def test_a_generator_takes_its_slot_when_it_starts_and_none_later(clock):
     call = shaped("1/s", clock=clock)(pages)
     first, second, never = call(clock), call(clock), call(clock)
     assert call.forecast().first_in == 0.0
@@ -43,7 +43,7 @@ def test_a_generator_takes_its_turn_when_it_starts_and_none_later(clock):
 
 
 @pytest.mark.anyio
-async def test_an_async_generator_takes_its_turn_when_it_starts_and_none_later(clock):
+async def test_an_async_generator_takes_its_slot_when_it_starts_and_none_later(clock):
     call = shaped("1/s", clock=clock)(apages)
     first, second, never = call(clock), call(clock), call(clock)
     assert call.forecast().first_in == 0.0
@@ -55,7 +55,7 @@ async def test_an_async_generator_takes_its_turn_when_it_starts_and_none_later(c
     await second.aclose()
 
 
-def test_what_a_generator_returns_arrives_where_it_is_delegated_to(clock):
+def test_the_return_value_of_a_generator_passes_through_yield_from(clock):
     @shaped("1/s", clock=clock)
     def inner():
         got = yield "first"
@@ -128,7 +128,7 @@ def test_keys_of_the_call_serve_generators_too(clock):
     assert [next(numbers(user)) for user in "aba"] == [0.0, 0.0, 1.0]
 
 
-def test_generators_stay_what_they_are():
+def test_shaped_generators_are_still_generator_functions():
     call, acall = shaped(1)(pages), shaped(1)(apages)
     assert inspect.isgeneratorfunction(call)
     assert inspect.isasyncgenfunction(acall)

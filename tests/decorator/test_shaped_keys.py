@@ -51,11 +51,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("template", "args", "kwargs", "key"), CASES, ids=[case[0] for case in CASES])
-def test_a_field_is_a_parameter_as_the_function_will_see_it(keys_of, template, args, kwargs, key):
+def test_a_field_has_the_value_that_the_function_sees(keys_of, template, args, kwargs, key):
     assert keys_of(template, function, (args, kwargs)) == {key}
 
 
-def test_however_it_is_passed_a_value_gives_one_key(keys_of):
+def test_a_value_gives_the_same_key_in_every_way_of_passing(keys_of):
     def call(user, region="eu"):
         pass
 
@@ -88,7 +88,7 @@ def test_the_function_is_called_with_what_it_was_called_with(world):
     ("template", "args"),
     [("{paths[0]}", ("a",)), ("{options[tenant]}", ("a",)), ("{user.id}", ("a",)), ("{user[x]}", (5,))],
 )
-def test_a_value_that_is_not_there_is_a_config_error_and_nothing_is_called(refused, world, template, args):
+def test_a_missing_value_is_a_config_error_and_the_function_is_not_called(refused, world, template, args):
     called = []
 
     def call(user, *paths, **options):

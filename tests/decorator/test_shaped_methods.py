@@ -14,7 +14,7 @@ from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, shaped
 
 
 def client(world, clock, **arguments):
-    """A class with a shaped method that tells when it was called."""
+    """A class with a shaped method that returns when it was called."""
 
     class Client:
         def __init__(self, account="a"):
@@ -36,7 +36,7 @@ def test_all_instances_share_the_limit_of_a_method(world, clock):
     assert world.call(make.get, one) == ("a", "/", 2.0)
 
 
-def test_a_method_keeps_its_face(world, clock):
+def test_a_method_keeps_its_metadata(world, clock):
     make = client(world, clock)
     assert str(inspect.signature(make.get)) == "(self, path='/')"
     assert str(inspect.signature(make().get)) == "(path='/')"
@@ -48,7 +48,7 @@ def test_a_method_keeps_its_face(world, clock):
 def test_each_instance_may_have_its_own_limit(world, clock):
     make = client(world, clock, per="instance")
     one, other = make("a"), make("b")
-    left = [world.call(who.get)[2] for who in (one, other, one, other)]
+    left = [world.call(instance.get)[2] for instance in (one, other, one, other)]
     assert left == [0.0, 0.0, 1.0, 1.0]
 
 
@@ -73,13 +73,13 @@ def test_instances_that_are_equal_or_cannot_be_hashed_are_still_two(clock):
     assert [one.get(), other.get(), one.get()] == [0.0, 0.0, 1.0]
 
 
-def test_a_new_instance_never_inherits_the_turns_of_one_that_is_gone(clock):
+def test_a_new_instance_never_inherits_the_slots_of_one_that_is_gone(clock):
     class Client:
         @shaped("1/h", per="instance", clock=clock)
         def get(self):
             return clock.now()
 
-    # CPython gives a new object the address, and so the id, of the one that went before.
+    # CPython gives a new object the address, and so the id, of a deleted one.
     assert [Client().get() for _ in range(50)] == [0.0] * 50
 
 
@@ -100,15 +100,15 @@ def test_the_memory_of_an_instance_goes_with_it(clock):
             pass
 
     sweeper = Client()
-    # All are made first, so that none comes to lie where another was.
+    # All are made first, so that none gets the address of another.
     crowds = [[Client() for _ in range(500)] for _ in range(6)]
     held = []
     tracemalloc.start()
     try:
         while crowds:
-            for who in crowds.pop():
-                who.get()
-            del who
+            for instance in crowds.pop():
+                instance.get()
+            del instance
             for _ in range(500):
                 # Each call sweeps a few idle keys out of the store.
                 clock.advance(1)
@@ -120,10 +120,10 @@ def test_the_memory_of_an_instance_goes_with_it(clock):
     assert held[-1] - held[1] < 500 * 100
 
 
-@pytest.mark.parametrize("who", ["another thread", "a finalizer"])
-def test_an_instance_has_one_limit_wherever_another_call_comes_in(who):
-    """The first call is interrupted at each line of the decorator in turn, and another thread calls too, or
-    what runs in the midst of the first, as finalizers and signal handlers do.
+@pytest.mark.parametrize("caller", ["another thread", "a finalizer"])
+def test_an_instance_has_one_limit_wherever_another_call_comes_in(caller):
+    """The first call is interrupted at each line of the decorator in turn, and another thread calls, too, or
+    code that runs in the middle of the first, as finalizers and signal handlers do.
     """
     left = []
 
@@ -150,7 +150,7 @@ def test_an_instance_has_one_limit_wherever_another_call_comes_in(who):
                 passed += 1
                 if passed == line:
                     sys.settrace(None)
-                    if who == "a finalizer":
+                    if caller == "a finalizer":
                         one.ask()
                     else:
                         other.start()
@@ -180,11 +180,11 @@ def test_the_instance_may_be_passed_by_its_name(clock):
             return what, clock.now()
 
     one, other = Client(), Client()
-    told = [Client.send(self=one, what=1), one.send(2), Client.send(what=3, self=other)]
-    assert told == [(1, 0.0), (2, 1.0), (3, 1.0)]
+    results = [Client.send(self=one, what=1), one.send(2), Client.send(what=3, self=other)]
+    assert results == [(1, 0.0), (2, 1.0), (3, 1.0)]
 
 
-def test_an_instance_that_cannot_be_watched_is_told_so(refused):
+def test_an_instance_without_weak_references_is_a_config_error(refused):
     class Slotted:
         __slots__ = ()
 
@@ -196,7 +196,7 @@ def test_an_instance_that_cannot_be_watched_is_told_so(refused):
 
 
 class SharedStore(MemoryStore):
-    """A store as other processes see it."""
+    """A store as seen by other processes."""
 
     shared = True
 
@@ -213,7 +213,7 @@ def test_a_wrong_per_is_refused(refused, per):
     assert "class, instance" in refused(lambda: shaped(1, per=per), "per").fix
 
 
-def test_per_instance_and_a_key_are_two_answers_to_one_question(refused):
+def test_per_instance_beside_a_key_is_refused(refused):
     refused(lambda: shaped(1, per="instance", key="{self.account}"), "per")
     keyed = Policy(1, key="{self.account}")
     refused(lambda: shaped(policy=keyed, per="instance")(lambda self: None), "per")
@@ -223,7 +223,7 @@ def test_per_instance_of_a_function_without_an_instance_is_refused(refused):
     refused(lambda: shaped(1, per="instance")(lambda: None), "per")
 
 
-def test_forecast_of_an_instance_does_not_tell_of_a_key_that_nobody_uses(refused, clock):
+def test_forecast_of_a_method_with_limits_per_instance_is_refused(refused, clock):
     class Client:
         @shaped("1/s", per="instance", clock=clock)
         def get(self):

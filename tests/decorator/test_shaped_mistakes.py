@@ -1,4 +1,4 @@
-"""@shaped put wrongly: a ConfigError at import that says what to write."""
+"""Wrong uses of @shaped: a ConfigError at import that shows what to write."""
 
 import asyncio
 import functools
@@ -42,18 +42,18 @@ BARE = [
 
 
 @pytest.mark.parametrize("target", BARE, ids=lambda target: type(target).__name__)
-def test_bare_shaped_says_what_to_write(refused, target):
+def test_the_error_about_bare_shaped_shows_the_fix(refused, target):
     error = refused(lambda: shaped(target), "rate")
     assert "@shaped(rate=10)" in error.fix
     assert '@shaped("100/min")' in error.fix
 
 
 @pytest.mark.parametrize("arguments", [{}, {"max_wait": 2}, {"key": "{user}"}, {"burst": 5}, {"name": "x"}])
-def test_shaped_without_a_limit_says_what_to_write(refused, arguments):
+def test_the_error_about_a_missing_limit_shows_the_fix(refused, arguments):
     assert "@shaped(rate=10)" in refused(lambda: shaped(**arguments), "rate").fix
 
 
-def test_a_policy_in_the_place_of_the_rate_says_what_to_write(refused):
+def test_the_error_about_a_policy_in_place_of_the_rate_shows_the_fix(refused):
     assert refused(lambda: shaped(Policy("1/s")), "rate").fix == "write @shaped(policy=…)"
 
 
@@ -84,7 +84,7 @@ def test_a_store_and_a_clock_do_not_go_together(refused):
     refused(lambda: shaped(1, store=store, clock=store.clock)(function), "clock")
 
 
-def test_a_synchronous_function_that_waits_on_a_running_loop_is_told(clock):
+def test_a_synchronous_function_that_waits_on_a_running_loop_is_warned_of(clock):
     call = shaped("1/s", clock=clock)(function)
 
     async def on_a_loop():

@@ -1,4 +1,4 @@
-"""@shaped(policy=…): functions that share what one upstream allows, each with its own key and cost."""
+"""@shaped(policy=…): functions that share the limit of one upstream, each with its own key and cost."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_the_callables_of_the_policy_see_each_call(world, policy):
 
 
 @pytest.mark.parametrize("key", ["{{x}}", "100%", "}}{{", "{{0}}"])
-def test_literal_text_of_the_policys_key_is_not_read_twice(world, policy, key):
+def test_literal_braces_in_the_policys_key_are_not_formatted_twice(world, policy, key):
     api = policy("1/s", key=key)
     call = shaped(policy=api)(world.define(lambda: None))
     world.call(call)
@@ -67,7 +67,7 @@ def test_admit_and_functions_share_the_policy(world, policy, clock):
 
 
 def test_one_decorator_may_decorate_several_functions(world, policy, clock):
-    # A policy each: what is shared is said with policy=.
+    # Each has a policy of its own: policy= is for shared limits.
     decorate = shaped("1/s", clock=clock)
     one, two = (decorate(world.define(clock.now)) for _ in range(2))
     assert [world.call(one), world.call(two), world.call(one)] == [0.0, 0.0, 1.0]
@@ -84,11 +84,11 @@ def test_forecast_looks_at_the_key_of_the_function(policy):
 
 @pytest.mark.parametrize("key", ["{user}", lambda user: user])
 @pytest.mark.parametrize("where", ["function", "policy"])
-def test_forecast_of_a_key_that_depends_on_the_call_wants_to_be_told(refused, policy, key, where):
+def test_forecast_of_a_key_that_depends_on_the_call_needs_the_key(refused, policy, key, where):
     api = policy("1/s", **({"key": key} if where == "policy" else {}))
     call = shaped(policy=api, **({"key": key} if where == "function" else {}))(lambda user: None)
     call("a")
-    # Not the forecast of some other key, which would be that nobody waits.
+    # Not the forecast of some other key, which would be that no call waits.
     refused(call.forecast, "key")
     assert call.forecast(key="a").first_in == 1.0
 
@@ -117,7 +117,7 @@ def test_what_is_the_policys_own_is_said_there(refused, arguments):
 
 
 @pytest.mark.parametrize("policy", [5, "10/s", object(), Policy, {"rate": 1}, 0, ""])
-def test_what_is_no_policy_is_refused(refused, policy):
+def test_an_argument_that_is_no_policy_is_refused(refused, policy):
     refused(lambda: shaped(policy=policy)(lambda: None), "policy")
 
 

@@ -32,18 +32,18 @@ class Threads:
             pass
 
     def prepared(self, policy, key, cost=1):
-        """The path of calls that all ask the same."""
+        """The path of calls without options of their own."""
         shaped(policy=policy, key=key, cost=cost)(lambda: None)()
 
     def templated(self, policy, key, cost=1):
-        shaped(policy=policy, key="{whose}", cost=cost)(lambda whose: None)(key)
+        shaped(policy=policy, key="{owner}", cost=cost)(lambda owner: None)(key)
 
     def do(self, function, *args, **options):
-        """A method of which there is an awaitable twin, by the name of the plain one."""
+        """A method with an awaitable twin, by the name of the plain one."""
         return function(*args, **options)
 
     def flow(self, flow, *args):
-        """What is written once for threads and tasks."""
+        """A flow that is written once for threads and tasks."""
         return run(flow, *args)
 
 
@@ -62,7 +62,7 @@ class Tasks:
         anyio.run(main, backend=self.name)
 
     async def arun(self, policy, way, key, **options):
-        """`run`, on a loop that is there."""
+        """`run`, on the running loop."""
         await getattr(self, way)(policy, key, **options)
 
     async def schedule(self, policy, key, **options):
@@ -84,14 +84,14 @@ class Tasks:
         await call()
 
     async def templated(self, policy, key, cost=1):
-        @shaped(policy=policy, key="{whose}", cost=cost)
-        async def call(whose):
+        @shaped(policy=policy, key="{owner}", cost=cost)
+        async def call(owner):
             pass
 
         await call(key)
 
     def do(self, function, *args, **options):
-        """A method of which there is an awaitable twin, by the name of the plain one."""
+        """A method with an awaitable twin, by the name of the plain one."""
         twin = getattr(function.__self__, f"a{function.__name__}")
 
         async def main():
@@ -100,12 +100,12 @@ class Tasks:
         return anyio.run(main, backend=self.name)
 
     def flow(self, flow, *args):
-        """What is written once for threads and tasks."""
+        """A flow that is written once for threads and tasks."""
         return anyio.run(flow, TASKS, *args, backend=self.name)
 
 
 def targeted(policy, key, **options):
-    """An admission to a part of the server, which is known to have parts."""
+    """An admission to a scope of the server, where scopes are known."""
     policy.scoped.scopes.learn(key, TARGET, SCOPE)
     admission = policy.admit(key, **options)
     admission.target = TARGET
@@ -113,18 +113,18 @@ def targeted(policy, key, **options):
 
 
 def once_reserved(policy, act, *args, **options):
-    """Inside, this happens as soon as a call of the policy has its slot, once."""
+    """Inside, this function runs once, as soon as a call of the policy has its slot."""
 
-    def hear(event):
+    def on_event(event):
         if isinstance(event, Reserved):
             listening.close()
             act(*args, **options)
 
-    listening = policy.listen(hear)
+    listening = policy.listen(on_event)
     return listening
 
 
 WORLDS = [Threads(), Tasks("asyncio"), Tasks("trio")]
 WAYS = ["schedule", "admit", "scoped", "prepared", "templated"]
 PATIENT = ["schedule", "admit", "scoped"]
-"""Those that may be given a max_wait or a timeout of their own."""
+"""The ways that take a max_wait or a timeout of their own."""

@@ -1,4 +1,4 @@
-"""What the tests of events share: virtual time, who listens, and all ways of making a call."""
+"""Fixtures of the tests of events: virtual time, a listener, and all ways of making a call."""
 
 import pytest
 
@@ -23,8 +23,8 @@ def store(request, clock, tmp_path):
 
 
 @pytest.fixture
-def heard():
-    """Everything that is told in this process."""
+def recorded():
+    """All events of this process."""
     events = []
     with listen(events.append):
         yield events

@@ -1,4 +1,4 @@
-"""Stories: calls of every kind that wait, are cancelled, held back, refused and closed under each other."""
+"""Stories: calls of every kind that wait, are cancelled, held, refused and closed during one another."""
 
 import contextvars
 import threading
@@ -14,8 +14,8 @@ from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 
 from .calls import PATIENT, SCOPE, WAYS
 
-WHO = contextvars.ContextVar("who", default=None)
-"""The number of the call that is being made; None beside all calls."""
+NUMBER = contextvars.ContextVar("number", default=None)
+"""The number of the running call; None outside of calls."""
 KEYS = ["a", "a", "b"]
 
 
@@ -29,8 +29,8 @@ class Call(NamedTuple):
     """In tasks: when its task is cancelled. In threads: the sleep in which it is interrupted."""
 
 
-class Turn(NamedTuple):
-    """Something that happens to a key."""
+class Change(NamedTuple):
+    """An event of a key."""
 
     at_ms: int
     what: str
@@ -40,12 +40,12 @@ class Turn(NamedTuple):
 
 class Story(NamedTuple):
     calls: list
-    turns: list
+    changes: list
     closes_at_ms: int | None
 
 
 class Interrupted(BaseException):
-    """As KeyboardInterrupt, which a test run would end by."""
+    """Like KeyboardInterrupt, which would end the test run."""
 
 
 early, instants = st.integers(0, 600), st.integers(0, 2_000)
@@ -58,16 +58,16 @@ def calls(draw):
     way = draw(st.sampled_from(WAYS))
     options = {}
     if way in PATIENT:
-        told = {"max_wait": draw(waits), "timeout": draw(waits)}
-        options = {name: wait for name, wait in told.items() if wait is not None}
+        drawn = {"max_wait": draw(waits), "timeout": draw(waits)}
+        options = {name: wait for name, wait in drawn.items() if wait is not None}
     return Call(
         draw(early), way, draw(st.sampled_from(KEYS)), draw(st.integers(1, 4)), options,
         draw(st.one_of(st.none(), st.none(), st.integers(0, 3_000))),
     )  # fmt: skip
 
 
-turns = st.builds(
-    Turn,
+changes = st.builds(
+    Change,
     instants,
     st.sampled_from(
         ["hold", "hold", "hold", "hold_scope", "hold_scope", "resume", "reset", "down", "down", "up"]
@@ -81,30 +81,30 @@ def stories(most_calls):
     return st.builds(
         Story,
         st.lists(calls(), min_size=3, max_size=most_calls),
-        st.lists(turns, max_size=6),
+        st.lists(changes, max_size=6),
         st.integers(-8, 1).flatmap(lambda closes: instants if closes > 0 else st.none()),
     )
 
 
 class Ended(NamedTuple):
-    """How a call ended, as whoever made it saw it."""
+    """How a call ended, as its caller saw it."""
 
     error: BaseException | None
     at: float
 
 
-def deed(turn, policy):
-    """What happens to the key: a flow, and what it is given."""
+def deed(change, policy):
+    """What happens to the key: a flow, and its arguments."""
     core = policy.shaper.core
-    match turn.what:
+    match change.what:
         case "hold":
-            return core.hold, turn.length_ms / 1e3, turn.key
+            return core.hold, change.length_ms / 1e3, change.key
         case "hold_scope":
-            return policy.scoped.hold, turn.length_ms / 1e3, turn.key, SCOPE
+            return policy.scoped.hold, change.length_ms / 1e3, change.key, SCOPE
         case "resume":
-            return core.resume, turn.key
+            return core.resume, change.key
         case "reset":
-            return core.reset, turn.key
+            return core.reset, change.key
     return None
 
 
@@ -117,7 +117,7 @@ async def play(story, world, clock, policy, store):
 
     async def make(number, call):
         await until(call.at_ms)
-        WHO.set(number)
+        NUMBER.set(number)
         error = None
         with CancelScope() as scope:
             if call.cancelled_after_ms is not None:
@@ -136,18 +136,18 @@ async def play(story, world, clock, policy, store):
         await until(call.at_ms + call.cancelled_after_ms)
         scope.cancel()
 
-    async def turned(turn):
-        await until(turn.at_ms)
-        if (done := deed(turn, policy)) is None:
-            store.down = turn.what == "down"
+    async def changed(change):
+        await until(change.at_ms)
+        if (done := deed(change, policy)) is None:
+            store.down = change.what == "down"
             return
         flow, *args = done
         with suppress(StoreUnavailableError):
             await flow(TASKS, *args)
 
     async with anyio.create_task_group() as group:
-        for turn in story.turns:
-            group.start_soon(turned, turn)
+        for change in story.changes:
+            group.start_soon(changed, change)
         for number, call in enumerate(story.calls):
             group.start_soon(make, number, call)
         if story.closes_at_ms is not None:
@@ -158,13 +158,13 @@ async def play(story, world, clock, policy, store):
 
 def play_in_threads(story, world, clock, policy, store):
     """In threads; returns how each call ended."""
-    endings, start = {}, threading.Barrier(len(story.calls) + len(story.turns) + 1)
+    endings, start = {}, threading.Barrier(len(story.calls) + len(story.changes) + 1)
 
     def until(at_ms):
         clock.sleep(max(0.0, at_ms / 1e3 - clock.now()), threading.Event())
 
     def make(number, call):
-        WHO.set(number)
+        NUMBER.set(number)
         start.wait()
         until(call.at_ms)
         error = None
@@ -175,16 +175,16 @@ def play_in_threads(story, world, clock, policy, store):
             error = raised
         endings[number] = Ended(error, clock.now())
 
-    def turned(turn):
+    def changed(change):
         start.wait()
-        until(turn.at_ms)
-        if (done := deed(turn, policy)) is None:
-            store.down = turn.what == "down"
+        until(change.at_ms)
+        if (done := deed(change, policy)) is None:
+            store.down = change.what == "down"
             return
         with suppress(StoreUnavailableError):
             run(*done)
 
-    threads = [threading.Thread(target=turned, args=(turn,)) for turn in story.turns]
+    threads = [threading.Thread(target=changed, args=(change,)) for change in story.changes]
     threads += [threading.Thread(target=make, args=one) for one in enumerate(story.calls)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""What is told of a call: each way, each ending, in order, and nothing else."""
+"""The events of a call: each way, each ending, in order, and no others."""
 
 import anyio
 import pytest
@@ -29,17 +29,17 @@ def patient(request):
     return request.param
 
 
-def test_a_call_that_leaves_at_once(world, policy, way, heard):
+def test_a_call_that_leaves_at_once(world, policy, way, recorded):
     world.run(policy, way, "alice")
-    assert heard == [Reserved("stripe", "alice", 1, 0.0), Departed("stripe", "alice", 1, 0.0, 0.0)]
+    assert recorded == [Reserved("stripe", "alice", 1, 0.0), Departed("stripe", "alice", 1, 0.0, 0.0)]
 
 
-def test_a_call_that_waits(world, policy, way, heard):
+def test_a_call_that_waits(world, policy, way, recorded):
     policy.shaper.reserve("alice")
-    del heard[:]
+    del recorded[:]
     world.run(policy, way, "alice", cost=3)
     world.run(policy, way, "alice")
-    assert heard == [
+    assert recorded == [
         Reserved("stripe", "alice", 3, 0.1),
         Departed("stripe", "alice", 3, 0.1, 0.0),
         Reserved("stripe", "alice", 1, 0.3),
@@ -47,86 +47,86 @@ def test_a_call_that_waits(world, policy, way, heard):
     ]
 
 
-def test_each_is_told_where_it_happens(world, policy, clock, way):
+def test_each_event_is_reported_when_it_happens(world, policy, clock, way):
     policy.shaper.reserve("alice")
-    told = []
-    with policy.listen(lambda event: told.append((type(event), clock.now()))):
+    events = []
+    with policy.listen(lambda event: events.append((type(event), clock.now()))):
         world.run(policy, way, "alice")
-    assert told == [(Reserved, 0.0), (Departed, 0.1)]
+    assert events == [(Reserved, 0.0), (Departed, 0.1)]
 
 
-def test_a_call_that_is_refused_at_once(world, clock, way, heard):
+def test_a_call_that_is_refused_at_once(world, clock, way, recorded):
     policy = Policy("10/s", name="stripe", max_wait=0.05, clock=clock)
     policy.shaper.reserve("alice")
-    del heard[:]
+    del recorded[:]
     with pytest.raises(QueueFullError) as caught:
         world.run(policy, way, "alice", cost=2)
-    assert heard == [Refused("stripe", "alice", 2, "queue_full", 0.1, False)]
+    assert recorded == [Refused("stripe", "alice", 2, "queue_full", 0.1, False)]
     assert caught.value.delay == 0.1
 
 
-def test_a_call_that_a_spent_quota_refuses(world, clock, way, heard):
+def test_a_call_that_a_spent_quota_refuses(world, clock, way, recorded):
     policy = Policy("10/s", name="stripe", quota="1/day", clock=clock)
     world.run(policy, way, "alice")
     clock.advance(3_600)
-    del heard[:]
+    del recorded[:]
     with pytest.raises(QuotaExhaustedError):
         world.run(policy, way, "alice")
-    assert heard == [Refused("stripe", "alice", 1, "quota_exhausted", 23 * 3_600.0, False)]
+    assert recorded == [Refused("stripe", "alice", 1, "quota_exhausted", 23 * 3_600.0, False)]
 
 
-def test_a_call_that_gives_up(world, policy, patient, heard):
+def test_a_call_that_gives_up(world, policy, patient, recorded):
     policy.shaper.reserve("alice", cost=10)
-    del heard[:]
+    del recorded[:]
     with pytest.raises(TimeoutError):
         world.run(policy, patient, "alice", timeout=0.25)
-    assert heard == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, True)]
+    assert recorded == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, True)]
 
 
-def test_a_call_whose_wait_a_hold_makes_too_long(world, policy, patient, heard):
+def test_a_call_whose_wait_a_hold_makes_too_long(world, policy, patient, recorded):
     policy.shaper.reserve("alice", cost=10)
     policy.shaper.hold("1s", key="alice")
-    del heard[:]
+    del recorded[:]
     longer = once_reserved(policy, policy.shaper.hold, "5s", key="alice")
     with longer, pytest.raises(QueueFullError) as caught:
         world.run(policy, patient, "alice", max_wait=3)
-    kinds = [type(event) for event in heard]
-    assert kinds == [Held, Reserved, Refused]  # who listens here is told first, and held the key
-    assert heard[2] == Refused("stripe", "alice", 1, "queue_full", 6.0, True)
+    kinds = [type(event) for event in recorded]
+    assert kinds == [Held, Reserved, Refused]  # the listener here is called first, and held the key
+    assert recorded[2] == Refused("stripe", "alice", 1, "queue_full", 6.0, True)
     assert caught.value.delay == 6.0
 
 
-def test_a_call_that_a_hold_delays_further(world, policy, way, heard):
+def test_a_call_that_a_hold_delays_further(world, policy, way, recorded):
     policy.shaper.reserve("alice", cost=10)
-    del heard[:]
+    del recorded[:]
     with once_reserved(policy, policy.shaper.hold, "3s", key="alice"):
         world.run(policy, way, "alice")
-    assert heard[1:] == [Reserved("stripe", "alice", 1, 1.0), Departed("stripe", "alice", 1, 4.0, 0.0)]
+    assert recorded[1:] == [Reserved("stripe", "alice", 1, 1.0), Departed("stripe", "alice", 1, 4.0, 0.0)]
 
 
 @pytest.mark.parametrize("way", ["schedule", "admit", "prepared", "templated"])
-def test_how_late_a_call_leaves_is_told_by_itself(world, clock, way, heard):
+def test_departed_says_how_late_a_call_leaves(world, clock, way, recorded):
     # Each trip to the store takes a tenth of a second: one before the slot, and one before it leaves.
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("1/s", name="stripe", store=store)
     world.do(policy.shaper.reserve, "alice", cost=2)
     store.slow = 0.1
-    del heard[:]
+    del recorded[:]
     world.run(policy, way, "alice")
-    assert heard == [Reserved("stripe", "alice", 1, 1.9), Departed("stripe", "alice", 1, 2.0, 0.1)]
+    assert recorded == [Reserved("stripe", "alice", 1, 1.9), Departed("stripe", "alice", 1, 2.0, 0.1)]
 
 
-def test_a_call_that_is_woken_by_a_close(world, policy, patient, heard):
+def test_a_call_that_is_woken_by_a_close(world, policy, patient, recorded):
     policy.shaper.reserve("alice", cost=10)
-    del heard[:]
+    del recorded[:]
     with once_reserved(policy, policy.close), pytest.raises(StoreUnavailableError, match="was closed"):
         world.run(policy, patient, "alice")
-    assert heard == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, False)]
+    assert recorded == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, False)]
 
 
-def test_a_call_that_is_interrupted(policy, clock, heard, monkeypatch):
+def test_a_call_that_is_interrupted(policy, clock, recorded, monkeypatch):
     policy.shaper.reserve("alice")
-    del heard[:]
+    del recorded[:]
 
     def interrupted(seconds, alarm):
         raise KeyboardInterrupt
@@ -134,15 +134,13 @@ def test_a_call_that_is_interrupted(policy, clock, heard, monkeypatch):
     monkeypatch.setattr(clock, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         policy.shaper.schedule("alice")
-    assert heard == [Reserved("stripe", "alice", 1, 0.1), Cancelled("stripe", "alice", 1, True)]
+    assert recorded == [Reserved("stripe", "alice", 1, 0.1), Cancelled("stripe", "alice", 1, True)]
 
 
 @pytest.mark.parametrize("call", ["aschedule", "scoped"])
-def test_a_call_that_is_thrown_away_with_its_loop_tells_nothing_from_wherever_that_happens(
-    policy, heard, call
-):
+def test_a_call_that_is_dropped_with_its_loop_reports_nothing(policy, recorded, call):
     policy.shaper.reserve("alice")
-    del heard[:]
+    del recorded[:]
 
     async def main():
         waiting = (
@@ -152,189 +150,189 @@ def test_a_call_that_is_thrown_away_with_its_loop_tells_nothing_from_wherever_th
         waiting.close()
 
     anyio.run(main)
-    assert heard == [Reserved("stripe", "alice", 1, 0.1)]
+    assert recorded == [Reserved("stripe", "alice", 1, 0.1)]
 
 
 @pytest.mark.parametrize("way", ["schedule", "admit", "prepared", "templated"])
-def test_a_store_that_is_gone_when_a_call_asks_for_its_turn(world, clock, way, heard):
+def test_a_store_that_is_gone_when_a_call_reserves(world, clock, way, recorded):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("10/s", name="stripe", store=store)
     store.down = True
     with pytest.raises(StoreUnavailableError):
         world.run(policy, way, "alice")
-    assert heard == [StoreFailed("stripe", "alice", "this FaultyStore is down")]
+    assert recorded == [StoreFailed("stripe", "alice", "this FaultyStore is down")]
 
 
-def test_a_store_that_is_gone_when_a_call_wants_to_leave(world, clock, way, heard):
+def test_a_store_that_is_gone_when_a_call_wants_to_leave(world, clock, way, recorded):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("10/s", name="stripe", store=store)
     world.do(policy.shaper.reserve, "alice")
-    del heard[:]
+    del recorded[:]
 
     def cut(event):
         store.down = True
 
     with policy.listen(cut), pytest.raises(StoreUnavailableError):
         world.run(policy, way, "alice")
-    assert heard == [
+    assert recorded == [
         Reserved("stripe", "alice", 1, 0.1),
         StoreFailed("stripe", "alice", "this FaultyStore is down"),
         Cancelled("stripe", "alice", 1, False),
     ]
 
 
-# turns that somebody else waits for
+# slots that another caller waits for
 
 
-def test_a_reservation_is_told_and_nothing_more(world, policy, heard):
-    turns = [world.do(policy.shaper.reserve, "alice") for _ in range(2)]
-    world.do(policy.shaper.remaining, turns[1])
-    assert heard == [Reserved("stripe", "alice", 1, 0.0), Reserved("stripe", "alice", 1, 0.1)]
+def test_a_reservation_is_reported_and_no_departure(world, policy, recorded):
+    reservations = [world.do(policy.shaper.reserve, "alice") for _ in range(2)]
+    world.do(policy.shaper.remaining, reservations[1])
+    assert recorded == [Reserved("stripe", "alice", 1, 0.0), Reserved("stripe", "alice", 1, 0.1)]
 
 
-def test_a_reservation_that_is_refused(world, policy, heard):
+def test_a_reservation_that_is_refused(world, policy, recorded):
     world.do(policy.shaper.reserve, "alice")
     assert not world.do(policy.shaper.reserve, "alice", max_wait=0)
-    assert heard[1:] == [Refused("stripe", "alice", 1, "queue_full", 0.1, False)]
+    assert recorded[1:] == [Refused("stripe", "alice", 1, "queue_full", 0.1, False)]
 
 
-def test_a_turn_that_is_given_back_is_told_once(world, policy, heard):
-    turns = [world.do(policy.shaper.reserve, "alice", cost=2) for _ in range(2)]
-    del heard[:]
-    assert world.do(turns[1].cancel)
-    assert not world.do(turns[1].cancel)
-    assert heard == [Cancelled("stripe", "alice", 2, True)]
+def test_a_slot_that_is_given_back_is_reported_once(world, policy, recorded):
+    reservations = [world.do(policy.shaper.reserve, "alice", cost=2) for _ in range(2)]
+    del recorded[:]
+    assert world.do(reservations[1].cancel)
+    assert not world.do(reservations[1].cancel)
+    assert recorded == [Cancelled("stripe", "alice", 2, True)]
 
 
-def test_a_turn_whose_time_has_passed_is_not_given_back(world, policy, clock, heard):
-    turn = world.do(policy.shaper.reserve, "alice")
+def test_a_slot_that_has_passed_is_not_given_back(world, policy, clock, recorded):
+    reservation = world.do(policy.shaper.reserve, "alice")
     clock.advance(1)
-    assert not world.do(turn.cancel)
-    assert heard == [Reserved("stripe", "alice", 1, 0.0)]
+    assert not world.do(reservation.cancel)
+    assert recorded == [Reserved("stripe", "alice", 1, 0.0)]
 
 
-def test_a_refusal_that_is_raised_later_is_not_told_again(policy, heard):
+def test_a_refusal_that_is_raised_later_is_not_reported_again(policy, recorded):
     policy.shaper.reserve("alice")
-    turn = policy.shaper.reserve("alice", max_wait=0)
-    del heard[:]
+    reservation = policy.shaper.reserve("alice", max_wait=0)
+    del recorded[:]
     with pytest.raises(QueueFullError):
-        run(policy.shaper.core.leave, turn)
-    assert heard == []
+        run(policy.shaper.core.leave, reservation)
+    assert recorded == []
 
 
-def test_a_turn_that_is_waited_for_later(world, policy, heard):
-    """As tasks of Celery's do that have missed their slot."""
+def test_a_slot_that_is_waited_for_later(world, policy, recorded):
+    """As Celery tasks do that have missed their slot."""
     for delay in (0.0, 0.1):
-        turn = world.do(policy.shaper.reserve, "alice")
-        world.flow(policy.shaper.core.leave, turn)
-        assert heard == [Reserved("stripe", "alice", 1, delay), Departed("stripe", "alice", 1, delay, 0.0)]
-        del heard[:]
+        reservation = world.do(policy.shaper.reserve, "alice")
+        world.flow(policy.shaper.core.leave, reservation)
+        assert recorded == [Reserved("stripe", "alice", 1, delay), Departed("stripe", "alice", 1, delay, 0.0)]
+        del recorded[:]
 
 
-# what calls turn out to cost
+# what calls cost in the end
 
 
-def test_a_call_that_cost_something_else(world, policy, heard):
+def test_a_call_that_cost_something_else(world, policy, recorded):
     with policy.admit("alice", cost=5) as admission:
         pass
-    del heard[:]
+    del recorded[:]
     assert world.do(admission.settle, 7)
     assert world.do(admission.settle, 3)
-    assert heard == [Settled("stripe", "alice", 5, 7), Settled("stripe", "alice", 7, 3)]
+    assert recorded == [Settled("stripe", "alice", 5, 7), Settled("stripe", "alice", 7, 3)]
 
 
-def test_a_call_that_cost_what_it_was_charged(world, policy, heard):
-    turn = policy.shaper.reserve("alice", cost=5)
-    del heard[:]
-    world.do(policy.shaper.settle, turn, 5)
-    assert heard == []
+def test_a_call_that_cost_what_it_was_charged(world, policy, recorded):
+    reservation = policy.shaper.reserve("alice", cost=5)
+    del recorded[:]
+    world.do(policy.shaper.settle, reservation, 5)
+    assert recorded == []
 
 
-def test_a_call_that_can_no_longer_be_settled(world, policy, heard):
-    turn = policy.shaper.reserve("alice", cost=5)
+def test_a_call_that_can_no_longer_be_settled(world, policy, recorded):
+    reservation = policy.shaper.reserve("alice", cost=5)
     policy.shaper.reset("alice")
-    del heard[:]
-    assert not world.do(policy.shaper.settle, turn, 3)
-    assert heard == []
+    del recorded[:]
+    assert not world.do(policy.shaper.settle, reservation, 3)
+    assert recorded == []
 
 
-def test_a_call_that_never_counted(policy, clock, heard):
+def test_a_call_that_never_counted(policy, clock, recorded):
     policy = Policy("10/s", name="stripe", refund_on=LookupError, clock=clock)
     with pytest.raises(LookupError), policy.admit("alice"):
         raise LookupError
-    assert heard[2:] == [Settled("stripe", "alice", 1, 0)]
+    assert recorded[2:] == [Settled("stripe", "alice", 1, 0)]
 
 
 # the rest
 
 
-def test_everything_that_the_store_does_not_answer_is_told_once(world, clock, heard):
+def test_every_operation_that_the_store_does_not_answer_is_reported_once(world, clock, recorded):
     store = FaultyStore(MemoryStore(clock))
     shaper = Shaper("10/s", name="stripe", store=store)
-    turn = world.do(shaper.reserve, "alice")
+    reservation = world.do(shaper.reserve, "alice")
     store.down = True
-    asked = [
+    operations = [
         lambda: world.do(shaper.reserve, "alice"),
         lambda: world.do(shaper.hold, "1s", key="alice"),
         lambda: world.do(shaper.resume, key="alice"),
         lambda: world.do(shaper.held, key="alice"),
-        lambda: world.do(shaper.remaining, turn),
+        lambda: world.do(shaper.remaining, reservation),
         lambda: world.do(shaper.forecast, key="alice"),
-        lambda: world.do(shaper.settle, turn, 3),
-        lambda: world.do(turn.cancel),
+        lambda: world.do(shaper.settle, reservation, 3),
+        lambda: world.do(reservation.cancel),
         lambda: world.do(shaper.reset, "alice"),
     ]
-    for ask in asked:
-        del heard[:]
+    for ask in operations:
+        del recorded[:]
         with pytest.raises(StoreUnavailableError):
             ask()
-        assert heard == [StoreFailed("stripe", "alice", "this FaultyStore is down")]
+        assert recorded == [StoreFailed("stripe", "alice", "this FaultyStore is down")]
 
 
-def test_what_a_closed_shaper_refuses_is_no_failure_of_the_store(world, policy, heard):
+def test_a_refusal_by_a_closed_shaper_is_no_failure_of_the_store(world, policy, recorded):
     policy.close()
     with pytest.raises(StoreUnavailableError):
         world.do(policy.shaper.reserve, "alice")
-    assert heard == []
+    assert recorded == []
 
 
-def test_while_shaping_is_off_nothing_is_told(world, policy, way, heard):
+def test_while_shaping_is_off_no_event_is_reported(world, policy, way, recorded):
     with off():
         world.run(policy, way, "alice")
         world.run(policy, way, "alice")
-        turn = world.do(policy.shaper.reserve, "alice")
-        world.do(turn.cancel)
+        reservation = world.do(policy.shaper.reserve, "alice")
+        world.do(reservation.cancel)
         world.do(policy.shaper.hold, "1s", key="alice")
         world.do(policy.shaper.resume, key="alice")
-    assert heard == []
+    assert recorded == []
 
 
-def test_a_call_of_one_scope_is_one_call_however_often_it_takes_its_turn(world, policy, clock, heard):
+def test_a_call_of_one_scope_is_one_call_however_many_slots_it_takes(world, policy, clock, recorded):
     policy.shaper.reserve("alice", cost=10)
-    del heard[:]
+    del recorded[:]
     # Held once it has its slot: it gives that back, waits until the scope is free, and takes another.
     with once_reserved(policy, run, policy.scoped.hold, 30.0, "alice", SCOPE):
         world.run(policy, "scoped", "alice")
-    held, reserved, departed = heard
+    held, reserved, departed = recorded
     assert held == Held("stripe", f"alice%scope={SCOPE}", 30.0, 30.0)
     assert reserved == Reserved("stripe", "alice", 1, 1.0)
     assert departed == Departed("stripe", "alice", 1, 30.0, 0.0)
     assert clock.now() == 30.0
 
 
-def test_a_call_that_gives_up_while_it_has_given_its_turn_back(world, policy, heard):
+def test_a_call_that_gives_up_after_it_gave_its_slot_back(world, policy, recorded):
     policy.shaper.reserve("alice", cost=10)
-    del heard[:]
+    del recorded[:]
     held = once_reserved(policy, run, policy.scoped.hold, 30.0, "alice", SCOPE)
     with held, pytest.raises(TimeoutError):
         world.run(policy, "scoped", "alice", timeout=5)
-    assert heard[1:] == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, True)]
+    assert recorded[1:] == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, True)]
     assert policy.shaper.reserve("alice").delay == 0.0
 
 
-def test_a_call_that_would_wait_too_long_for_its_scope(world, policy, heard):
+def test_a_call_that_would_wait_too_long_for_its_scope(world, policy, recorded):
     run(policy.scoped.hold, 30.0, "alice", SCOPE)
-    del heard[:]
+    del recorded[:]
     with pytest.raises(QueueFullError):
         world.run(policy, "scoped", "alice", max_wait=5)
-    assert heard == [Refused("stripe", "alice", 1, "queue_full", 30.0, False)]
+    assert recorded == [Refused("stripe", "alice", 1, "queue_full", 30.0, False)]

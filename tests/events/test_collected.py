@@ -1,4 +1,4 @@
-"""Shapers that go without a word: whoever listened to them makes nobody slower any more."""
+"""Shapers that are collected without being closed: their listeners slow no other call."""
 
 import gc
 
@@ -12,13 +12,13 @@ from ..crew import held_elsewhere
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "dropped"])
-def test_a_shaper_that_is_collected_is_listened_to_no_more(is_kept):
-    """Whatever lock is held at that moment: those who listen to other shapers come and go meanwhile."""
-    heard = []
+def test_a_collected_shaper_has_no_listeners_left(is_kept):
+    """Collection works whatever lock is held at that moment: other listeners come and go meanwhile."""
+    recorded = []
     other = Shaper("1/s")
-    with other.listen(heard.append):
+    with other.listen(recorded.append):
         shaper = Shaper("1/s")
-        kept = [shaper.listen(heard.append), shaper.listen(heard.append)]
+        kept = [shaper.listen(recorded.append), shaper.listen(recorded.append)]
         if not is_kept:
             del kept
         assert len(SWITCH.loud) == 2
@@ -27,7 +27,7 @@ def test_a_shaper_that_is_collected_is_listened_to_no_more(is_kept):
             gc.collect()
             assert len(SWITCH.loud) == 1
         other.reserve()
-        assert len(heard) == 1
+        assert len(recorded) == 1
         if is_kept:
             kept[0].close()
         assert len(SWITCH.loud) == 1

@@ -1,4 +1,4 @@
-"""An exhausted account: its key is held, all processes wait, and the one that has heard it says why."""
+"""An exhausted account: its key is held, all processes wait, and the one that read the answer reports why."""
 
 import pytest
 
@@ -38,17 +38,17 @@ def ask(world, policy, reply, key="alice"):
     return world.do(admission.observe, reply)
 
 
-def test_the_key_is_held_and_it_is_told_why(world, policy, heard):
+def test_the_key_is_held_and_the_reason_is_reported(world, policy, recorded):
     hint = ask(world, policy, SPENT)
     assert (hint.exhausted, hint.hold_s) == (True, 60.0)
-    assert heard[2:] == [Exhausted("stripe", "alice", 60.0), Held("stripe", "alice", 60.0, 60.0)]
+    assert recorded[2:] == [Exhausted("stripe", "alice", 60.0), Held("stripe", "alice", 60.0, 60.0)]
     with pytest.raises(AccountExhaustedError) as caught:
         world.run(policy, "admit", "alice", max_wait="10s")
     error = caught.value
     assert isinstance(error, QuotaExhaustedError)
     assert (error.code, error.key, error.policy) == ("account_exhausted", "alice", "stripe")
     assert error.retry_after == 50.1
-    assert heard[4:] == [Refused("stripe", "alice", 1, "account_exhausted", 50.1, False)]
+    assert recorded[4:] == [Refused("stripe", "alice", 1, "account_exhausted", 50.1, False)]
 
 
 def test_other_keys_go_on(world, policy, clock):
@@ -57,17 +57,17 @@ def test_other_keys_go_on(world, policy, clock):
     assert clock.now() == 0.0
 
 
-def test_one_that_may_wait_finds_out_and_each_hold_is_twice_as_long(world, policy, clock, heard):
+def test_a_call_that_may_wait_tries_again_and_each_hold_is_twice_as_long(world, policy, clock, recorded):
     for _ in range(3):
         ask(world, policy, SPENT)
     ask(world, policy, FINE)
-    assert [event.length for event in heard if isinstance(event, Exhausted)] == [60.0, 120.0, 240.0]
+    assert [event.length for event in recorded if isinstance(event, Exhausted)] == [60.0, 120.0, 240.0]
     assert clock.now() == pytest.approx(420.3)
     world.run(policy, "admit", "alice", max_wait=0.1)  # the success has ended it
     assert ask(world, policy, SPENT).hold_s == 60.0
 
 
-def test_several_answers_of_what_was_under_way_tell_it_once(world, policy, clock, heard):
+def test_answers_to_calls_in_flight_report_an_exhausted_account_once(world, policy, clock, recorded):
     admissions = []
     for _ in range(3):
         with policy.admit("alice") as admission:
@@ -75,19 +75,19 @@ def test_several_answers_of_what_was_under_way_tell_it_once(world, policy, clock
     for admission in admissions:
         clock.advance(1)
         world.do(admission.observe, SPENT)
-    assert [type(event) for event in heard[6:]] == [Exhausted, Held]
+    assert [type(event) for event in recorded[6:]] == [Exhausted, Held]
     assert policy.shaper.held(key="alice") == 58.0
 
 
-def test_a_rate_limit_is_no_exhausted_account(world, policy, heard):
+def test_a_rate_limit_is_no_exhausted_account(world, policy, recorded):
     assert ask(world, policy, SLOW).hold_s == 1.0
-    assert heard[2:] == [Held("stripe", "alice", 1.0, 1.0)]
+    assert recorded[2:] == [Held("stripe", "alice", 1.0, 1.0)]
     with pytest.raises(QueueFullError):
         world.run(policy, "admit", "alice", max_wait=0)
 
 
 @pytest.mark.parametrize("way", ["schedule", "admit", "scoped"])
-def test_one_that_waits_is_refused_with_it_too(world, policy, heard, way):
+def test_a_waiting_call_is_refused_with_the_same_error(world, policy, recorded, way):
     with policy.admit("alice") as admission:
         pass
     with (
@@ -96,12 +96,12 @@ def test_one_that_waits_is_refused_with_it_too(world, policy, heard, way):
     ):
         world.run(policy, way, "alice", max_wait="10s")
     assert caught.value.retry_after == 50.1
-    assert heard[-1] == Refused("stripe", "alice", 1, "account_exhausted", 50.1, True)
+    assert recorded[-1] == Refused("stripe", "alice", 1, "account_exhausted", 50.1, True)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_call_to_a_part_of_the_server_is_refused_with_it(world, policy, is_held):
-    targeted(policy, "alice").unentered()  # from now on the key is known to have parts
+def test_a_call_to_a_scope_of_the_server_is_refused_with_the_same_error(world, policy, is_held):
+    targeted(policy, "alice").unentered()  # from now on the key has known scopes
     if is_held:
         world.flow(policy.scoped.hold, 5.0, "alice", SCOPE)
     ask(world, policy, SPENT)
@@ -110,7 +110,7 @@ def test_a_call_to_a_part_of_the_server_is_refused_with_it(world, policy, is_hel
 
 
 @pytest.mark.parametrize("how", ["resume", "reset"])
-def test_it_ends_where_the_hold_is_ended(world, policy, clock, how):
+def test_the_reason_ends_with_its_hold(world, policy, clock, how):
     ask(world, policy, SPENT)
     if how == "resume":
         world.do(policy.shaper.resume, key="alice")
@@ -123,7 +123,7 @@ def test_it_ends_where_the_hold_is_ended(world, policy, clock, how):
         world.run(policy, "admit", "alice", max_wait=0)
 
 
-def test_a_process_that_has_not_heard_it_waits_as_long(clock, store):
+def test_a_process_that_has_not_read_the_answer_waits_as_long(clock, store):
     one, other = (Policy("10/s", name="stripe", store=store) for _ in range(2))
     with one.admit("alice") as admission:
         pass
@@ -131,7 +131,7 @@ def test_a_process_that_has_not_heard_it_waits_as_long(clock, store):
     with pytest.raises(QueueFullError) as caught:
         other.shaper.schedule("alice", max_wait="10s")
     assert caught.value.delay == 60.1
-    # Its hold is ended there, and a long line that comes after that is no exhausted account.
+    # The hold is ended there, and a long line that comes after it is no exhausted account.
     other.shaper.resume(key="alice")
     clock.advance(6)
     assert other.shaper.reserve("alice", cost=300).accepted
@@ -139,22 +139,22 @@ def test_a_process_that_has_not_heard_it_waits_as_long(clock, store):
         one.shaper.schedule("alice", max_wait=0)
 
 
-def test_the_rate_of_an_adaptive_policy_stays(world, clock, heard):
+def test_the_rate_of_an_adaptive_policy_stays(world, clock, recorded):
     policy = Policy(adaptive=Adaptive("1/s", "10/s"), name="stripe", clock=clock)
     before = policy.shaper.adaptive.rate(key="alice")
     ask(world, policy, SPENT)
-    assert [type(event) for event in heard] == [Reserved, Departed, Exhausted, Held]
+    assert [type(event) for event in recorded] == [Reserved, Departed, Exhausted, Held]
     assert policy.shaper.adaptive.rate(key="alice") == before
 
 
-def test_a_policy_that_enforces_nothing_holds_nothing(world, clock, heard):
+def test_a_policy_that_enforces_nothing_holds_nothing(world, clock, recorded):
     policy = Policy("10/s", enforce=False, clock=clock)
     assert ask(world, policy, SPENT).exhausted
     assert policy.shaper.held(key="alice") == 0
-    assert len(heard) == 1
+    assert len(recorded) == 1
 
 
-def test_it_is_told_while_the_store_does_not_answer(world, clock, heard):
+def test_an_exhausted_account_is_reported_while_the_store_does_not_answer(world, clock, recorded):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("10/s", name="stripe", store=store)
     with policy.admit("alice") as admission:
@@ -162,10 +162,10 @@ def test_it_is_told_while_the_store_does_not_answer(world, clock, heard):
     store.down = True
     with pytest.raises(StoreUnavailableError):
         world.do(admission.observe, SPENT)
-    assert heard[2] == Exhausted("stripe", "alice", 60.0)
+    assert recorded[2] == Exhausted("stripe", "alice", 60.0)
 
 
-def test_however_many_keys_little_is_remembered(policy, clock):
+def test_the_memory_of_exhausted_accounts_is_bounded(policy, clock):
     accounts = policy.shaper.core.accounts
     for number in range(MOST_KEYS + 1):
         accounts.exhausted(str(number), 60_000_000)

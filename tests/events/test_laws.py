@@ -1,4 +1,4 @@
-"""Whatever is cancelled, timed out, held, lost and closed: each call is told as one call, as it was."""
+"""Whatever is cancelled, timed out, held, lost and closed: each call is reported once, and truthfully."""
 
 import anyio
 import pytest
@@ -11,58 +11,58 @@ from shapekit.events import Cancelled, Departed, Held, Refused, Reserved, Resume
 from shapekit.testing import FaultyStore
 
 from .calls import Tasks, Threads
-from .stories import WHO, Call, Interrupted, Story, play, play_in_threads, stories
+from .stories import NUMBER, Call, Interrupted, Story, play, play_in_threads, stories
 
 BESIDE = (Held, Resumed)
 
 
 class Ledger:
-    """What was told of each call, with the instant, to one who listens here and to one everywhere."""
+    """The events of each call, with their instants, of a listener of the policy and one of everything."""
 
     def __init__(self, clock):
         self._clock = clock
-        self.told = {}
+        self.recorded = {}
         self.elsewhere = {}
 
     def here(self, event):
-        self.told.setdefault(WHO.get(), []).append((event, self._clock.now()))
+        self.recorded.setdefault(NUMBER.get(), []).append((event, self._clock.now()))
 
     def everywhere(self, event):
-        self.elsewhere.setdefault(WHO.get(), []).append((event, self._clock.now()))
+        self.elsewhere.setdefault(NUMBER.get(), []).append((event, self._clock.now()))
 
 
 class InterruptingClock(ManualClock):
-    """Interrupts the sleep with the number that is said for a call."""
+    """Interrupts the sleep with the number that the story gives for a call."""
 
     def __init__(self):
         super().__init__(autojump=True)
         self.interrupts = {}
 
     def sleep(self, seconds, alarm):
-        who = WHO.get()
-        left = self.interrupts.get(who)
+        number = NUMBER.get()
+        left = self.interrupts.get(number)
         if left is not None:
-            self.interrupts[who] = left - 1
+            self.interrupts[number] = left - 1
             if left == 0:
                 raise Interrupted
         super().sleep(seconds, alarm)
 
 
 def check(story, ledger, endings, *, trips):
-    """That each call was told as what it was."""
+    """Check that the events of each call match its ending."""
     here, everywhere = (
-        {who: [event for event, _ in told] for who, told in heard.items()}
-        for heard in (ledger.told, ledger.elsewhere)
+        {call_number: [event for event, _ in own_events] for call_number, own_events in received.items()}
+        for received in (ledger.recorded, ledger.elsewhere)
     )
     assert here == everywhere
     assert {type(event) for event in here.pop(None, ())} <= {Held, Resumed, StoreFailed}
     assert set(here) <= set(range(len(story.calls)))
     for number, call in enumerate(story.calls):
-        told, error = here.get(number, []), endings[number].error
-        failures = [event for event in told if isinstance(event, StoreFailed)]
-        ways = [event for event in told if not isinstance(event, StoreFailed)]
+        own_events, error = here.get(number, []), endings[number].error
+        failures = [event for event in own_events if isinstance(event, StoreFailed)]
+        ways = [event for event in own_events if not isinstance(event, StoreFailed)]
         kinds = [type(event) for event in ways]
-        assert {(event.policy, event.key) for event in told} <= {("stripe", call.key)}
+        assert {(event.policy, event.key) for event in own_events} <= {("stripe", call.key)}
         assert {event.cost for event in ways} <= {call.cost}
         if error is None:
             assert kinds == [Reserved, Departed]
@@ -74,24 +74,24 @@ def check(story, ledger, endings, *, trips):
             assert refused.delay == pytest.approx(getattr(error, "delay", error.retry_after))
             assert not failures
         else:
-            # Of a call that goes away before it has its slot nothing is told.
+            # A call that goes away before it has its slot reports nothing.
             assert kinds in ([], [Reserved, Cancelled])
-            assert told == [*ways[:1], *failures, *ways[1:]]
+            assert own_events == [*ways[:1], *failures, *ways[1:]]
             is_lost = isinstance(error, StoreUnavailableError) and "was closed" not in str(error)
-            # What fails once the shaper is closed, is not told either.
+            # Failures after the shaper is closed are not reported either.
             assert len(failures) == is_lost or (is_lost and story.closes_at_ms is not None)
         if trips is not None:
-            check_instants(call, ledger.told.get(number, []), endings[number], trips)
+            check_instants(call, ledger.recorded.get(number, []), endings[number], trips)
 
 
-def check_instants(call, told, ending, trips):
-    """That it was told when it happened, and how long it took."""
-    instants = [at for _, at in told]
+def check_instants(call, reported, ending, trips):
+    """Check that each event was reported when it happened, and how long it took."""
+    instants = [at for _, at in reported]
     assert instants == sorted(instants)
-    if told:
+    if reported:
         assert ending.at == pytest.approx(instants[-1])
     if ending.error is None:
-        departed = told[-1][0]
+        departed = reported[-1][0]
         since = call.at_ms / 1e3 if call.way == "scoped" else instants[0]
         assert departed.delay == pytest.approx(ending.at - since)
         assert 0 <= departed.late <= trips + 1e-9
@@ -132,7 +132,7 @@ def test_in_threads(story, trip_s):
 
 
 def world_of(clock, trip_s):
-    """A clock, a store on it, which may be far away and break there, and how late one may leave it."""
+    """A clock, a store on it, which may be far away and break there, and how late a call may leave it."""
     if trip_s is None:
         store = MemoryStore(clock)
         store.down = False

@@ -1,4 +1,4 @@
-"""Who listens: anybody, at any time, whatever they do; and it costs nobody else anything."""
+"""Listeners: any callable, at any time, whatever it does; and it costs other calls nothing."""
 
 import copy
 import logging
@@ -17,22 +17,25 @@ from shapekit.testing import FaultyStore
 from .calls import WAYS
 
 
-def test_a_shaper_its_policy_and_everywhere(clock):
+def test_a_listener_receives_events_of_a_shaper_or_a_policy_or_everything(clock):
     policy, other = (Policy("10/s", name=name, clock=clock) for name in ("one", "other"))
-    told = {"shaper": [], "policy": [], "everywhere": []}
+    received = {"shaper": [], "policy": [], "everywhere": []}
     with (
-        policy.shaper.listen(told["shaper"].append),
-        policy.listen(told["policy"].append),
-        listen(told["everywhere"].append),
+        policy.shaper.listen(received["shaper"].append),
+        policy.listen(received["policy"].append),
+        listen(received["everywhere"].append),
     ):
         policy.shaper.reserve()
         other.shaper.reserve()
     policy.shaper.reserve()
-    assert told["shaper"] == told["policy"] == [Reserved("one", "default", 1, 0.0)]
-    assert told["everywhere"] == [Reserved("one", "default", 1, 0.0), Reserved("other", "default", 1, 0.0)]
+    assert received["shaper"] == received["policy"] == [Reserved("one", "default", 1, 0.0)]
+    assert received["everywhere"] == [
+        Reserved("one", "default", 1, 0.0),
+        Reserved("other", "default", 1, 0.0),
+    ]
 
 
-def test_those_of_the_shaper_are_told_first_and_all_in_the_order_of_coming(policy):
+def test_listeners_of_the_shaper_are_called_first_and_all_in_the_order_of_registration(policy):
     order = []
     with (
         listen(lambda _: order.append("everywhere")),
@@ -43,66 +46,66 @@ def test_those_of_the_shaper_are_told_first_and_all_in_the_order_of_coming(polic
     assert order == ["first", "second", "everywhere"]
 
 
-def test_who_listens_twice_hears_twice(policy, heard):
-    with policy.listen(heard.append):
+def test_a_listener_that_is_added_twice_is_called_twice(policy, recorded):
+    with policy.listen(recorded.append):
         policy.shaper.reserve()
-    assert len(heard) == 2
+    assert len(recorded) == 2
 
 
-def test_closing_ends_it_once(policy):
-    told = []
-    listening = policy.listen(told.append)
+def test_closing_ends_the_listening_once(policy):
+    notes = []
+    listening = policy.listen(notes.append)
     with listen(lambda _: None):
         listening.close()
         listening.close()
         assert SWITCH.loud
         policy.shaper.reserve()
-    assert told == []
+    assert notes == []
     assert not SWITCH.loud
 
 
 def test_a_listener_may_end_itself_and_add_others(policy):
-    told = []
+    notes = []
 
     def once(event):
-        told.append("once")
+        notes.append("once")
         listening.close()
-        others.append(policy.listen(lambda _: told.append("other")))
+        others.append(policy.listen(lambda _: notes.append("other")))
 
     others = []
     listening = policy.listen(once)
     policy.shaper.reserve()
     policy.shaper.reserve()
     others[0].close()
-    assert told == ["once", "other"]
+    assert notes == ["once", "other"]
 
 
-def test_a_listener_may_call_what_it_listens_to(policy, heard):
+def test_a_listener_may_call_what_it_listens_to(policy, recorded):
     def again(event):
         if event.key == "alice":
             policy.shaper.reserve("bob")
 
     with policy.listen(again):
         policy.shaper.reserve("alice")
-    assert [event.key for event in heard] == ["bob", "alice"]
+    assert [event.key for event in recorded] == ["bob", "alice"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_listener_that_fails_hurts_nobody_and_is_logged_once(world, policy, way, heard, caplog):
+def test_a_failing_listener_disturbs_no_call_and_is_logged_once(world, policy, way, recorded, caplog):
     def fail(event):
         raise LookupError("no such thing")
 
     with policy.listen(fail):
         for _ in range(3):
             world.run(policy, way, "alice")
-    assert [type(event) for event in heard] == [Reserved, Departed] * 3
+    assert [type(event) for event in recorded] == [Reserved, Departed] * 3
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("shapekit.events", logging.ERROR)
     assert record.exc_info[0] is LookupError
     assert fail.__qualname__ in record.getMessage()
 
 
-def test_threads_in_which_a_listener_fails_at_once_log_it_once(policy, caplog):
+def test_a_listener_that_fails_in_many_threads_at_once_is_logged_once(policy, caplog):
     together = threading.Barrier(8)
 
     def fail(event):
@@ -118,7 +121,7 @@ def test_threads_in_which_a_listener_fails_at_once_log_it_once(policy, caplog):
     assert len(caplog.records) == 1
 
 
-def test_each_that_fails_is_logged(policy, caplog):
+def test_each_failing_listener_is_logged(policy, caplog):
     def fail(event):
         raise LookupError
 
@@ -129,24 +132,24 @@ def test_each_that_fails_is_logged(policy, caplog):
 
 
 class Stop(BaseException):
-    """What is no Exception, as KeyboardInterrupt is none."""
+    """A BaseException that is no Exception, like KeyboardInterrupt."""
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_no_exception_goes_on_to_the_caller_who_gives_the_turn_back(world, policy, way, heard):
+def test_a_base_exception_reaches_the_caller_and_the_slot_is_given_back(world, policy, way, recorded):
     def stop(event):
         if isinstance(event, Reserved):
             raise Stop
 
     policy.shaper.reserve("alice")
-    del heard[:]
+    del recorded[:]
     with policy.listen(stop), pytest.raises(Stop):
         world.run(policy, way, "alice")
-    assert heard == [Reserved("stripe", "alice", 1, 0.1), Cancelled("stripe", "alice", 1, True)]
+    assert recorded == [Reserved("stripe", "alice", 1, 0.1), Cancelled("stripe", "alice", 1, True)]
     assert policy.shaper.reserve("alice").delay == 0.1
 
 
-def test_so_does_a_reservation(world, policy, heard):
+def test_a_base_exception_reaches_the_caller_of_reserve(world, policy, recorded):
     def stop(event):
         if not isinstance(event, Cancelled):
             raise Stop
@@ -156,22 +159,22 @@ def test_so_does_a_reservation(world, policy, heard):
             world.do(policy.shaper.reserve, "alice")
         with pytest.raises(Stop):
             world.do(policy.shaper.hold, "1s", key="alice")
-    assert [type(event) for event in heard] == [Reserved, Cancelled, Held]
+    assert [type(event) for event in recorded] == [Reserved, Cancelled, Held]
 
 
-def test_an_interruption_of_a_refusal_is_no_end_of_a_turn(world, policy, heard):
+def test_an_interrupted_refusal_reports_no_cancellation(world, policy, recorded):
     def stop(event):
         raise Stop
 
     policy.shaper.reserve("alice")
-    del heard[:]
+    del recorded[:]
     with policy.listen(stop), pytest.raises(Stop):
         world.do(policy.shaper.reserve, "alice", max_wait=0)
-    assert len(heard) == 1
+    assert len(recorded) == 1
     assert policy.shaper.reserve("alice").delay == 0.1
 
 
-def test_only_what_can_be_called_listens(refused, policy):
+def test_only_a_callable_can_listen(refused, policy):
     async def later(event):
         pass
 
@@ -184,22 +187,22 @@ def test_only_what_can_be_called_listens(refused, policy):
             refused(lambda: listening(listener), "listener")  # noqa: B023 - called at once
 
 
-def test_any_function_of_one_event_listens(policy):
+def test_any_callable_of_one_event_can_listen(policy):
     class Quiet:
         def __call__(self, event):
-            told.append(event)
+            notes.append(event)
 
         def method(self, event):
-            told.append(event)
+            notes.append(event)
 
-    told = []
-    for listener in (Quiet(), Quiet().method, told.append):
+    notes = []
+    for listener in (Quiet(), Quiet().method, notes.append):
         with policy.listen(listener):
             policy.shaper.reserve()
-    assert len(told) == 3
+    assert len(notes) == 3
 
 
-def test_it_is_told_in_the_thread_of_the_caller(policy):
+def test_a_listener_is_called_in_the_thread_of_the_caller(policy):
     threads = []
     with policy.listen(lambda _: threads.append(threading.get_ident())):
         thread = threading.Thread(target=policy.shaper.schedule)
@@ -209,10 +212,10 @@ def test_it_is_told_in_the_thread_of_the_caller(policy):
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_it_is_told_in_the_task_of_the_caller(clock, backend):
-    # Through a store that is awaited, whose answers come to whoever asked.
+def test_a_listener_is_called_in_the_task_of_the_caller(clock, backend):
+    # Through an awaited store, whose answers arrive in the task that asked.
     shaper = Shaper("10/s", store=FaultyStore(MemoryStore(clock)), name="stripe")
-    told, tasks = [], []
+    notes, tasks = [], []
 
     async def call(key):
         tasks.append((key, get_current_task().id))
@@ -225,14 +228,14 @@ def test_it_is_told_in_the_task_of_the_caller(clock, backend):
 
     shaper.reserve("a")
     shaper.reserve("b")
-    with shaper.listen(lambda event: told.append((event.key, get_current_task().id))):
+    with shaper.listen(lambda event: notes.append((event.key, get_current_task().id))):
         anyio.run(main, backend=backend)
-    assert set(told) == set(tasks)
-    assert len(told) == 4
+    assert set(notes) == set(tasks)
+    assert len(notes) == 4
 
 
-def test_listeners_that_come_and_go_while_others_are_told(clock):
-    """One that stays hears of every call, in order; those that come and go raise nothing."""
+def test_listeners_may_come_and_go_while_others_are_called(clock):
+    """A lasting listener receives every event, in order; listeners that come and go raise nothing."""
     shaper = Shaper("1_000_000/s", burst=1_000, clock=clock, name="stripe")
     stays, done = [], threading.Event()
 
@@ -253,26 +256,26 @@ def test_listeners_that_come_and_go_while_others_are_told(clock):
     assert [type(event) for event in stays] == [Reserved, Departed] * 300
 
 
-def test_none_is_lost_where_many_come_at_once_and_none_stays_where_many_go(policy, restless):
-    listenings, told = [[] for _ in range(4)], []
+def test_no_listener_is_lost_or_left_where_many_come_and_go_at_once(policy, restless):
+    listenings, calls = [[] for _ in range(4)], []
 
     def come(number):
         for _ in range(300):
-            listenings[number].append(policy.listen(lambda _: told.append(number)))
+            listenings[number].append(policy.listen(lambda _: calls.append(number)))
 
     def go(number):
         for listening in listenings[number]:
             listening.close()
 
-    for act, heard in ((come, 4 * 300), (go, 0)):
+    for act, expected in ((come, 4 * 300), (go, 0)):
         threads = [threading.Thread(target=act, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        del told[:]
+        del calls[:]
         policy.shaper.reserve()
-        assert len(told) == heard
+        assert len(calls) == expected
 
 
 # events
@@ -330,10 +333,10 @@ def test_events_are_matched():
             raise AssertionError
 
 
-# nobody
+# no listeners
 
 
-def test_while_nobody_listens_no_event_is_made(world, policy, monkeypatch):
+def test_without_listeners_no_event_is_made(world, policy, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("an event was made")
 
@@ -349,7 +352,7 @@ def test_while_nobody_listens_no_event_is_made(world, policy, monkeypatch):
         policy.shaper.reserve("alice")
 
 
-def test_who_listens_elsewhere_has_none_made_here(policy, clock, monkeypatch):
+def test_listeners_of_another_shaper_cause_no_events_here(policy, clock, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("an event was made")
 
@@ -362,16 +365,16 @@ def test_who_listens_elsewhere_has_none_made_here(policy, clock, monkeypatch):
         assert not policy.shaper.reserve("alice", max_wait=0)
 
 
-def test_gates_tell_nothing(clock, heard):
+def test_gates_report_no_events(clock, recorded):
     gate = Gate(GCRA("10/s", burst=1), clock=clock)
     gate.check()
     gate.check()
-    assert heard == []
+    assert recorded == []
 
 
-def test_a_shaped_function_is_heard_by_its_policy(clock):
+def test_a_shaped_function_reports_to_the_listeners_of_its_policy(clock):
     call = shaped("10/s", clock=clock, name="stripe")(lambda: None)
-    told = []
-    with call.policy.listen(told.append):
+    notes = []
+    with call.policy.listen(notes.append):
         call()
-    assert told == [Reserved("stripe", "default", 1, 0.0), Departed("stripe", "default", 1, 0.0, 0.0)]
+    assert notes == [Reserved("stripe", "default", 1, 0.0), Departed("stripe", "default", 1, 0.0, 0.0)]

@@ -1,4 +1,4 @@
-"""What is logged, for whom: DEBUG is about calls, INFO about keys; and it is cheap where nobody reads it."""
+"""The log: DEBUG is about calls, INFO about keys; and it is cheap where no program reads it."""
 
 import logging
 import subprocess
@@ -13,7 +13,7 @@ SHAPER = "shapekit.shaper"
 
 @pytest.fixture
 def logged(caplog):
-    """What was logged for those who read everything: level and message, by logger."""
+    """The messages of a program that reads all levels: level and text, by logger."""
     caplog.set_level(logging.DEBUG, "shapekit")
 
     def lines(name=SHAPER):
@@ -59,7 +59,7 @@ def test_a_call_that_gives_up(world, policy, logged):
     ]
 
 
-def test_holds(world, policy, clock, logged):
+def test_holds_are_logged(world, policy, clock, logged):
     hold, resume, reset = policy.shaper.hold, policy.shaper.resume, policy.shaper.reset
     world.do(hold, "30s", key="alice")
     world.do(hold, "1s", key="alice")
@@ -76,7 +76,7 @@ def test_holds(world, policy, clock, logged):
     ]
 
 
-def test_what_is_measured(world, clock, logged):
+def test_measured_waits_and_refusals_are_logged(world, clock, logged):
     policy = Policy("10/s", name="stripe", max_wait=0.1, enforce=False, clock=clock)
     for _ in range(3):
         world.run(policy, "admit", "alice")
@@ -94,7 +94,7 @@ def test_while_shaping_is_off_calls_are_not_logged(world, policy, logged):
     assert logged() == []
 
 
-def test_nobody_is_warned_of_what_happens_as_it_should(world, policy, caplog):
+def test_expected_waits_and_refusals_are_not_logged_as_warnings(world, policy, caplog):
     for _ in range(2):
         world.run(policy, "admit", "alice")
     policy.shaper.hold("30s", key="alice")
@@ -119,6 +119,6 @@ print("logging" in sys.modules)
 """
 
 
-def test_nothing_loads_logging_to_log_what_nobody_reads():
+def test_logging_is_not_loaded_where_no_program_reads_it():
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"

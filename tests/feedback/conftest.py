@@ -1,4 +1,4 @@
-"""What the feedback tests share: one answer at a known instant, in words a server would use."""
+"""Fixtures of the feedback tests: one answer at a known instant, in the form that a server would use."""
 
 import pytest
 
@@ -15,12 +15,12 @@ def noon():
 
 
 @pytest.fixture
-def hear():
-    """What a new Feedback makes of the first answer, sent and received around noon on both clocks."""
+def read_first():
+    """The hint of a new Feedback for its first answer, sent and received around noon on both clocks."""
 
     def read(status, headers, *, dialect="auto", max_hold="15m", skew=0.0):
-        told = {"Date": DATE, "Content-Type": "application/json", **headers}
+        fields = {"Date": DATE, "Content-Type": "application/json", **headers}
         at = NOON + skew
-        return Feedback(dialect, max_hold=max_hold).read(status, told, sent_at=at - 0.1, received_at=at)
+        return Feedback(dialect, max_hold=max_hold).read(status, fields, sent_at=at - 0.1, received_at=at)
 
     return read

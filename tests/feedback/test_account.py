@@ -1,4 +1,4 @@
-"""An exhausted account is told from a rate that is too high, by what servers say of it."""
+"""An exhausted account is distinguished from a rate that is too high, by the servers' answers."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_an_exhausted_account_is_held_for_a_minute(dialect, status, body):
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_a_402_without_a_body_says_so_only_where_models_are_sold(dialect):
+def test_a_402_without_a_body_means_an_exhausted_account_only_at_model_providers(dialect):
     assert read(Feedback(dialect), 402) == ServerHint(hold_s=60.0, exhausted=True)
     # Perhaps the body was not read yet.
     assert read(Feedback(dialect), 402, headers={"Content-Type": "application/json"}) is None
@@ -84,18 +84,18 @@ def test_a_402_without_a_body_says_so_only_where_models_are_sold(dialect):
 @pytest.mark.parametrize(
     "dialect", ["auto", *sorted(DIALECTS.keys() - {"openai", "anthropic"}), lambda _: None]
 )
-def test_elsewhere_a_402_alone_may_be_about_one_payment(dialect):
+def test_elsewhere_a_402_alone_holds_nothing(dialect):
     for status, body in OTHERS.values():
         assert read(Feedback(dialect), status, body) in (None, ServerHint())
 
 
 @pytest.mark.parametrize(("status", "body"), RATES.values(), ids=RATES)
-def test_a_rate_limit_is_none(status, body):
+def test_a_rate_limit_is_no_exhausted_account(status, body):
     assert read(Feedback("openai"), status, body) == ServerHint(hold_s=1.0)
 
 
 @pytest.mark.parametrize(("status", "body"), OTHERS.values(), ids=OTHERS)
-def test_other_answers_say_nothing(status, body):
+def test_other_answers_give_no_hint(status, body):
     assert read(Feedback(), status, body) is None
 
 
@@ -104,13 +104,13 @@ def test_a_body_may_be_parsed_already():
     assert hint == ServerHint(hold_s=60.0, exhausted=True)
 
 
-def test_what_else_an_answer_says_is_kept_but_for_its_times():
+def test_the_other_fields_of_an_answer_are_kept_except_its_times():
     headers = {"x-ratelimit-limit-requests": "500", "x-ratelimit-remaining-requests": "0", "Retry-After": "2"}
     hint = read(Feedback(), 429, {"error": QUOTA}, headers)
     assert hint == ServerHint(hold_s=60.0, remaining=0, limit=500, exhausted=True)
 
 
-def test_a_402_that_says_when_is_obeyed():
+def test_a_402_with_a_retry_after_is_obeyed():
     assert read(Feedback(), 402, headers={"Retry-After": "7"}) == ServerHint(hold_s=7.0)
     hint = read(Feedback(), 402, {"error": {"type": "billing_error"}}, {"Retry-After": "7"})
     assert hint == ServerHint(hold_s=60.0, exhausted=True)
@@ -131,7 +131,7 @@ def test_the_hold_doubles_up_to_an_hour_whatever_the_longest_hold_is():
     assert holds == [60, 120, 240, 480, 960, 1_920, 3_600, 3_600]
 
 
-def test_answers_to_what_was_under_way_are_one_step():
+def test_answers_to_calls_in_flight_are_one_step():
     feedback = Feedback("openai")
     assert read(feedback, 429, {"error": QUOTA}).hold_s == 60
     assert read(feedback, 402, sent_at=AT + 0.5, after=9.5).hold_s == 50
@@ -157,7 +157,7 @@ def test_an_exhausted_account_is_no_step_of_a_rate_limit():
     assert read(feedback, 429, sent_at=AT + 61).hold_s == 2
 
 
-def test_a_parser_of_ones_own_sees_the_error_and_may_say_so():
+def test_a_custom_parser_sees_the_error_and_may_report_an_exhausted_account():
     def own(answer):
         return ServerHint(exhausted=answer.error is not None and answer.error.get("code") == "no_money")
 
@@ -179,7 +179,7 @@ def test_a_body_adds_something_if_a_parser_reads_it(body, adds):
 
 
 @pytest.mark.parametrize("status", sorted(STATUSES))
-def test_a_first_look_passes_over_none(status):
+def test_a_first_look_skips_no_exhausted_account(status):
     assert not Feedback().hears_nothing(status, {"date": "x"})
 
 
@@ -187,7 +187,7 @@ def test_a_first_look_passes_over_none(status):
     "body",
     [b"", b"{", b"\xff\xfe\x00", b"[" * MOST_BYTES, b'{"error":' * 1_800, b"NaN", b'{"error": {"code": []}}'],
 )
-def test_hostile_bodies_say_nothing(body):
+def test_hostile_bodies_give_no_hint(body):
     assert not says_exhausted(429, error_of(429, body))
 
 

@@ -1,4 +1,4 @@
-"""Each dialect, by the answers its servers give; whatever is read by name is read by itself too."""
+"""Each dialect, by the answers of its servers; a named dialect reads what automatic detection reads."""
 
 import pytest
 
@@ -143,8 +143,8 @@ CASES = [
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["auto", "named"])
 @pytest.mark.parametrize(("dialect", "status", "headers", "hint"), CASES)
-def test_an_answer_is_read(hear, dialect, status, headers, hint, by_name):
-    read = hear(status, headers, dialect=dialect if by_name else "auto")
+def test_an_answer_is_read(read_first, dialect, status, headers, hint, by_name):
+    read = read_first(status, headers, dialect=dialect if by_name else "auto")
     assert read == hint._replace(hold_s=pytest.approx(hint.hold_s))
 
 
@@ -163,31 +163,31 @@ def test_every_dialect_has_a_case():
         {"X-RateLimit-Remaining": "0"},
     ],
 )
-def test_a_named_dialect_reads_no_other(hear, headers):
-    assert hear(200, headers, dialect="slack") is None
+def test_a_named_dialect_reads_no_other(read_first, headers):
+    assert read_first(200, headers, dialect="slack") is None
 
 
-def test_instants_are_compared_with_the_servers_own_clock(hear):
-    assert hear(200, github(0), skew=-240.0).hold_s == 600
-    assert hear(429, {"Retry-After": "Fri, 29 May 2026 12:00:30 GMT"}, skew=86_400.0).hold_s == 30
-    assert hear(200, anthropic(0, 40_000), skew=3600.0).reset_s == 10
+def test_instants_are_compared_with_the_servers_own_clock(read_first):
+    assert read_first(200, github(0), skew=-240.0).hold_s == 600
+    assert read_first(429, {"Retry-After": "Fri, 29 May 2026 12:00:30 GMT"}, skew=86_400.0).hold_s == 30
+    assert read_first(200, anthropic(0, 40_000), skew=3600.0).reset_s == 10
 
 
-def test_without_a_date_our_own_clock_has_to_do(hear):
-    assert hear(200, {**github(0), "Date": "yesterday"}, skew=60.0).hold_s == 540
+def test_without_a_date_the_local_clock_is_used(read_first):
+    assert read_first(200, {**github(0), "Date": "yesterday"}, skew=60.0).hold_s == 540
 
 
-def test_a_malformed_structured_field_gives_way_to_the_plain_ones(hear):
+def test_a_malformed_structured_field_gives_way_to_the_plain_ones(read_first):
     others = plain("X-RateLimit", "100", "3", "")
     for state in (
         "limit=5, remaining=0",
         "limit=5, remaining=0, reset=soon",
         "limit=5, remaining=0, reset=7,",
     ):
-        assert hear(200, {**ietf(state, '"a";q=5'), **others}) == ServerHint(0, 3, 100)
-    assert hear(200, {**ietf('"a";r=2'), **others}).remaining == 2
+        assert read_first(200, {**ietf(state, '"a";q=5'), **others}) == ServerHint(0, 3, 100)
+    assert read_first(200, {**ietf('"a";r=2'), **others}).remaining == 2
 
 
 @pytest.mark.parametrize("resource", ["", "two words", "sürch", "x" * 101])
-def test_a_scope_is_a_word_or_none(hear, resource):
-    assert hear(200, github(0, resource=resource)).scope is None
+def test_a_scope_is_a_word_or_none(read_first, resource):
+    assert read_first(200, github(0, resource=resource)).scope is None

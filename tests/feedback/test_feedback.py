@@ -1,4 +1,4 @@
-"""Feedback: the rules from an answer to a hold, and the shapes in which clients hand over headers."""
+"""Feedback: the rules from an answer to a hold, and the forms in which clients pass headers."""
 
 import pickle
 
@@ -23,7 +23,7 @@ def read(feedback, status, headers=(), *, sent_at=AT, received_at=None, key="def
 
 
 @pytest.mark.parametrize("status", [200, 201, 301, 404, 500, 502, 503, 529])
-def test_an_answer_without_a_word_says_nothing(feedback, status):
+def test_an_answer_without_fields_gives_no_hint(feedback, status):
     assert read(feedback, status, {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Content-Length": "0"}) is None
     assert read(feedback, status) is None
 
@@ -32,7 +32,7 @@ def test_an_answer_without_a_word_says_nothing(feedback, status):
     ("status", "hold_s"),
     [(429, 2), (503, 2), (529, 2), (200, 0), (202, 0), (301, 0), (403, 0), (500, 0), (502, 0), (530, 0)],
 )
-def test_retry_after_holds_where_it_means_slow_down(feedback, status, hold_s):
+def test_retry_after_holds_only_where_it_means_slow_down(feedback, status, hold_s):
     hint = read(feedback, status, {"Retry-After": "2"})
     assert (hint.hold_s if hint else 0) == hold_s
 
@@ -42,17 +42,17 @@ def test_nothing_left_holds_until_the_reset_before_a_refusal_comes(feedback, sta
     assert read(feedback, status, SPENT) == ServerHint(7, 0, None, None, 7)
 
 
-def test_nothing_left_and_no_reset_is_nothing_to_wait_for(feedback):
+def test_nothing_left_without_a_reset_holds_nothing(feedback):
     assert read(feedback, 200, {"X-RateLimit-Remaining": "0"}) == ServerHint(0, 0)
 
 
 @pytest.mark.parametrize("left", [{}, {"X-RateLimit-Remaining": "-1"}, {"X-RateLimit-Remaining": "none"}])
 def test_a_refusal_that_counts_nothing_holds_until_the_reset_too(feedback, left):
-    said = {"X-RateLimit-Limit": "100", "X-RateLimit-Reset": "30", **left}
-    assert read(feedback, 429, said) == ServerHint(30, None, 100, None, 30)
-    assert read(feedback, 429, {**said, "Retry-After": "3"}).hold_s == 3
-    assert read(feedback, 429, {**said, "X-RateLimit-Reset": "0"}, sent_at=AT + 30).hold_s == 1
-    assert read(feedback, 200, said).hold_s == 0
+    fields = {"X-RateLimit-Limit": "100", "X-RateLimit-Reset": "30", **left}
+    assert read(feedback, 429, fields) == ServerHint(30, None, 100, None, 30)
+    assert read(feedback, 429, {**fields, "Retry-After": "3"}).hold_s == 3
+    assert read(feedback, 429, {**fields, "X-RateLimit-Reset": "0"}, sent_at=AT + 30).hold_s == 1
+    assert read(feedback, 200, fields).hold_s == 0
 
 
 def test_retry_after_goes_before_the_reset(feedback):
@@ -63,7 +63,7 @@ OURS = {"Retry-After": "7", "Shapekit-Refused": "queue_full"}
 
 
 @pytest.mark.parametrize("dialect", ["auto", *DIALECTS, lambda answer: ServerHint(hold_s=5.0)])
-def test_a_429_of_ours_says_nothing_about_the_server(dialect):
+def test_a_429_of_ours_gives_no_hint_about_the_server(dialect):
     feedback = Feedback(dialect)
     assert read(feedback, 429, {**OURS, **SPENT}) is None
     assert read(feedback, 429, iter(OURS.items())) is None
@@ -87,19 +87,19 @@ def test_a_longer_wait_never_becomes_a_shorter_one_however_many_digits_it_has(fi
         read(Feedback("openai"), 429, {**spent, field: form.format(wait)}).hold_s
         for wait in sorted((one, other))
     ]
-    # What is shorter than a millisecond is no hint, and is held for 1 s as without one.
+    # A wait below a millisecond is no hint, and holds for 1 s as without one.
     assert holds[0] <= max(1, holds[1])
 
 
 @pytest.mark.parametrize("zero", ["0", "0.0", "0.0004", "-5", "", "soon", "Thu, 01 Jan 1970 00:00:00 GMT"])
-def test_a_zero_is_nothing_said(feedback, zero):
+def test_a_zero_counts_as_a_missing_value(feedback, zero):
     assert read(feedback, 429, {"Retry-After": zero}).hold_s == 1
     assert read(feedback, 429, {"Retry-After": zero}, sent_at=AT + 1).hold_s == 2
     assert read(feedback, 503, {"Retry-After": zero}) is None
     assert read(feedback, 529, {"Retry-After": zero}) is None
 
 
-def test_a_refusal_without_a_word_doubles_until_a_success(feedback):
+def test_the_hold_of_a_refusal_without_fields_doubles_until_a_success(feedback):
     assert [read(feedback, 429, sent_at=AT + start).hold_s for start in (0, 1, 3, 7)] == [1, 2, 4, 8]
     assert read(feedback, 200, sent_at=AT + 15) is None
     assert read(feedback, 429, sent_at=AT + 16).hold_s == 1
@@ -112,13 +112,13 @@ def test_a_failure_is_no_success(feedback, status):
     assert read(feedback, 429, sent_at=AT + 3).hold_s == 2
 
 
-def test_a_success_with_fields_is_one_too(feedback):
+def test_a_success_with_fields_ends_an_incident_too(feedback):
     read(feedback, 429)
     read(feedback, 200, {"X-RateLimit-Remaining": "5"}, sent_at=AT + 2)
     assert read(feedback, 429, sent_at=AT + 3).hold_s == 1
 
 
-def test_a_success_in_a_scope_ends_what_was_about_everything(feedback):
+def test_a_success_in_a_scope_ends_the_incident_of_everything(feedback):
     request_id = {"X-GitHub-Request-Id": "C0DE:1F2E"}
     core = {**request_id, "X-RateLimit-Resource": "core", "X-RateLimit-Remaining": "9"}
     assert read(feedback, 429, request_id).hold_s == 60
@@ -151,7 +151,7 @@ def test_a_success_ends_the_incident_of_its_scope_alone(feedback):
     assert read(feedback, 429, bucket("b"), sent_at=AT + 2).hold_s == 2
 
 
-def test_a_refusal_that_does_not_say_is_covered_by_one_that_did(feedback):
+def test_a_refusal_without_fields_is_covered_by_an_earlier_one_with_fields(feedback):
     read(feedback, 429, {"Retry-After": "30"})
     assert read(feedback, 429, sent_at=AT - 1, received_at=AT + 1).hold_s == 29
     assert read(feedback, 429, sent_at=AT + 30).hold_s == 1
@@ -172,17 +172,17 @@ def test_twenty_in_flight_make_one_hold(feedback):
     assert ends == pytest.approx([AT + 1] * 20)
 
 
-def test_what_is_left_of_a_hold_may_be_too_little_to_place(feedback):
+def test_the_rest_of_a_hold_may_be_too_short_to_place(feedback):
     read(feedback, 429)
     assert read(feedback, 429, sent_at=AT, received_at=AT + 0.9995).hold_s == 0
 
 
-def test_a_retry_after_that_says_nothing_gives_way_to_the_reset(feedback):
+def test_a_meaningless_retry_after_gives_way_to_the_reset(feedback):
     assert read(feedback, 429, {**SPENT, "retry-after-ms": "0.5", "Retry-After": "3"}).hold_s == 7
     assert read(feedback, 429, {**SPENT, "retry-after-ms": "0", "Retry-After": "3"}).hold_s == 3
 
 
-def test_the_servers_word_is_obeyed_even_late(feedback):
+def test_the_servers_wait_is_obeyed_even_if_it_arrives_late(feedback):
     read(feedback, 429, {"Retry-After": "2"})
     assert read(feedback, 429, {"Retry-After": "2"}, sent_at=AT - 1, received_at=AT + 1).hold_s == 2
 
@@ -235,7 +235,7 @@ def test_lists_may_come_in_several_lines(feedback, order):
     assert read(feedback, 200, lines[::order]) == ServerHint(5, 0, 3, 4, 5)
 
 
-def test_a_parser_of_ones_own():
+def test_a_custom_parser_is_used():
     def mine(answer):
         assert answer.now == AT
         return ServerHint(
@@ -243,14 +243,14 @@ def test_a_parser_of_ones_own():
         )
 
     feedback = Feedback(mine)
-    told = {"X-Left": "0", "Vary": "2.5", "X-Pool": "blue"}
-    assert read(feedback, 200, told) == ServerHint(2.5, 0, None, None, 2.5, "blue")
-    assert read(feedback, 429, {**told, "Retry-After": "4"}).hold_s == 4
-    assert read(feedback, 429, {**told, "X-Left": "1"}, sent_at=AT + 9, received_at=AT).hold_s == 1
-    assert read(Feedback(lambda answer: None), 200, told) is None
+    fields = {"X-Left": "0", "Vary": "2.5", "X-Pool": "blue"}
+    assert read(feedback, 200, fields) == ServerHint(2.5, 0, None, None, 2.5, "blue")
+    assert read(feedback, 429, {**fields, "Retry-After": "4"}).hold_s == 4
+    assert read(feedback, 429, {**fields, "X-Left": "1"}, sent_at=AT + 9, received_at=AT).hold_s == 1
+    assert read(Feedback(lambda answer: None), 200, fields) is None
 
 
-def test_a_parser_of_ones_own_sees_every_answer():
+def test_a_custom_parser_sees_every_answer():
     seen = []
     feedback = Feedback(lambda answer: seen.append(dict(answer.fields)))
     read(feedback, 200, {"Vary": "*"})
@@ -262,25 +262,25 @@ def test_a_parser_of_ones_own_sees_every_answer():
     ("retry", "seen"),
     [("3", 3.0), ("0", None), ("-3", None), ("later", None), ("Thu, 01 Jan 1970 00:00:00 GMT", None)],
 )
-def test_a_parser_of_ones_own_is_told_the_wait_if_there_is_one(retry, seen):
+def test_a_custom_parser_receives_the_wait_if_there_is_one(retry, seen):
     waits = []
     read(Feedback(lambda answer: waits.append(answer.retry_s)), 403, {"Retry-After": retry})
     assert waits == [seen]
 
 
-def test_a_parser_of_ones_own_may_say_how_long():
+def test_a_custom_parser_may_name_the_wait():
     feedback = Feedback(lambda answer: ServerHint(hold_s=1e9))
     assert read(feedback, 200).hold_s == 900
 
 
 @pytest.mark.parametrize("dialect", ["GitHub", "", None, 3, "auto "])
-def test_a_dialect_has_to_be_known(refused, dialect):
+def test_an_unknown_dialect_is_refused(refused, dialect):
     assert "github" in str(refused(lambda: Feedback(dialect), "dialect"))
 
 
 @pytest.mark.parametrize("headers", [None, 5, object()])
 @pytest.mark.parametrize("status", [200, 402, 429])
-def test_what_is_no_headers_is_refused(feedback, refused, status, headers):
+def test_an_argument_that_is_no_headers_is_refused(feedback, refused, status, headers):
     refused(lambda: read(feedback, status, headers), "headers")
 
 
@@ -304,13 +304,15 @@ STATUSES = st.sampled_from([200, 404, 429, 503])
 
 
 @given(STATUSES, HEADERS, st.booleans(), st.sampled_from(["auto", "github", lambda _: None]))
-def test_what_a_first_look_passes_over_says_nothing_and_changes_nothing(status, headers, refused, dialect):
+def test_an_answer_that_a_first_look_skips_gives_no_hint_and_changes_nothing(
+    status, headers, refused, dialect
+):
     feedback = Feedback(dialect)
     if refused:
         read(feedback, 429)
     known = dict(feedback._incidents.known)
     encoded = [(name.encode(), value.encode()) for name, value in headers]
-    looks = {feedback.hears_nothing(status, told) for told in (headers, encoded, dict(headers))}
+    looks = {feedback.hears_nothing(status, form) for form in (headers, encoded, dict(headers))}
     if looks == {True}:
         assert read(feedback, status, headers, sent_at=AT + 60) is None
         assert feedback._incidents.known == known
@@ -318,7 +320,7 @@ def test_what_a_first_look_passes_over_says_nothing_and_changes_nothing(status, 
         assert looks == {False}
 
 
-def test_a_first_look_passes_over_most_answers(feedback):
+def test_a_first_look_skips_most_answers(feedback):
     plain = {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Content-Length": "0"}
     assert feedback.hears_nothing(200, plain)
     assert not feedback.hears_nothing(429, plain)

@@ -44,7 +44,7 @@ NO_NUMBERS += ["٣", "１２", "1_000", "5\n6", "five"]
 
 
 @pytest.mark.parametrize("text", [None, *NO_NUMBERS])
-def test_what_is_no_number(text):
+def test_a_malformed_number_reads_as_none(text):
     assert fields.number(text) is None
     assert fields.whole(text) is None
 
@@ -150,7 +150,7 @@ def test_a_year_that_seems_further_ahead_than_fifty_years_is_past():
         "2026-10-21",
     ],
 )
-def test_what_is_no_date(text):
+def test_a_malformed_date_reads_as_none(text):
     assert fields.http_date(text, NOW) is None
 
 
@@ -181,7 +181,7 @@ def test_instants_of_rfc_3339(moment, offset, fraction):
         "12026-03-01T12:00:00Z",
     ],
 )
-def test_what_is_no_instant(text):
+def test_a_malformed_instant_reads_as_none(text):
     assert fields.rfc3339(text) is None
 
 

@@ -99,7 +99,7 @@ encoded = lines.map(
 
 
 def all_are_bounded(hint):
-    """Whether nothing in a hint could hurt who takes it at its word."""
+    """Whether every value of a hint is harmless."""
     if hint is None:
         return True
     counts = [value for value in (hint.remaining, hint.limit) if value is not None]
@@ -133,7 +133,7 @@ def test_one_value_in_all_fields(dialect, value):
 
 
 @given(lines)
-def test_what_all_fields_are_said_in_is_one_thing_for_text_and_bytes(headers):
+def test_all_fields_read_alike_as_text_and_as_bytes(headers):
     ascii_only = [(name, value) for name, value in headers if (name + value).isascii()]
     as_bytes = [(name.encode(), value.encode()) for name, value in ascii_only]
     hints = [Feedback().read(429, form, sent_at=AT, received_at=AT) for form in (ascii_only, as_bytes)]
@@ -156,7 +156,7 @@ HUGE = {
 
 
 def least_cpu_s(call):
-    """The least time on the processor in three tries: what the machine does besides does not count."""
+    """The least time on the processor in three tries: other work of the machine does not count."""
     taken = []
     for _ in range(3):
         start = time.thread_time()

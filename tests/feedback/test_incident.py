@@ -1,4 +1,4 @@
-"""Incidents: a refusal that does not say how long is held once, doubling until something succeeds."""
+"""Incidents: a refusal without a named wait holds once, doubling until a call succeeds."""
 
 import pickle
 
@@ -33,13 +33,13 @@ def test_a_success_after_the_hold_ends_the_incident(incidents):
     assert incidents.unhinted(PLACE, 1.0, 104.0, 104.0) == 1
 
 
-def test_a_success_of_what_was_sent_before_the_hold_ended_says_nothing(incidents):
+def test_a_success_of_a_call_sent_before_the_hold_ended_changes_nothing(incidents):
     incidents.unhinted(PLACE, 1.0, 100.0, 100.0)
     incidents.over(PLACE, sent_at=100.999)
     assert incidents.unhinted(PLACE, 1.0, 101.0, 101.0) == 2
 
 
-def test_refusals_of_what_was_sent_before_the_hold_ended_belong_to_it(incidents):
+def test_refusals_of_calls_sent_before_the_hold_ended_belong_to_it(incidents):
     assert incidents.unhinted(PLACE, 1.0, 99.0, 100.0) == 1
     assert incidents.unhinted(PLACE, 1.0, 98.0, 100.25) == 0.75
     assert incidents.unhinted(PLACE, 1.0, 100.5, 100.75) == 0.25
@@ -47,7 +47,7 @@ def test_refusals_of_what_was_sent_before_the_hold_ended_belong_to_it(incidents)
     assert incidents.unhinted(PLACE, 1.0, 131.0, 131.0) == 2
 
 
-def test_a_hinted_hold_covers_the_refusals_that_do_not_say(incidents):
+def test_a_hinted_hold_covers_refusals_without_a_hint(incidents):
     incidents.hinted(PLACE, 30.0, 100.0)
     assert incidents.unhinted(PLACE, 1.0, 99.9, 101.0) == 29
     assert incidents.unhinted(PLACE, 1.0, 130.0, 130.0) == 1
@@ -71,14 +71,14 @@ def test_silence_for_the_longest_hold_forgets(incidents):
     assert incidents.unhinted(PLACE, 1.0, 103.1 + 2 * LONGEST, 103.1 + 2 * LONGEST) == 1
 
 
-def test_keys_and_scopes_are_apart(incidents):
+def test_keys_and_scopes_have_separate_incidents(incidents):
     for place in (PLACE, ("other", None), ("default", "search")):
         assert incidents.unhinted(place, 1.0, 100.0, 100.0) == 1
     incidents.over(("other", None), 200.0)
     assert incidents.unhinted(PLACE, 1.0, 101.0, 101.0) == 2
 
 
-def test_a_clock_that_is_set_back_never_lengthens_and_never_lets_go(incidents):
+def test_a_clock_that_is_set_back_neither_lengthens_nor_ends_a_hold(incidents):
     incidents.unhinted(PLACE, 1.0, 1e6, 1e6)
     assert incidents.unhinted(PLACE, 1.0, 100.0, 100.0) == 1
     assert incidents.unhinted(PLACE, 1.0, 101.0, 101.0) == 1
@@ -88,7 +88,7 @@ def test_a_first_hold_is_bounded_too():
     assert Incidents(10.0).unhinted(PLACE, 60.0, 0.0, 0.0) == 10
 
 
-def test_the_memory_is_bounded_and_forgets_what_was_quiet_for_longest(incidents):
+def test_the_memory_is_bounded_and_forgets_the_incident_that_was_quiet_for_longest(incidents):
     for number in range(MOST_PLACES):
         incidents.unhinted((str(number), None), 1.0, 100.0, 100.0)
     incidents.unhinted(("0", None), 1.0, 101.0, 101.0)
@@ -115,7 +115,7 @@ stories = st.lists(
 
 @given(stories)
 def test_laws_for_answers_in_any_order(story):
-    """Whatever comes when: bounded, and what was sent before the hold ended never moves its end."""
+    """Holds are bounded in any order of events; answers to calls sent before the end never move it."""
     incidents, until = Incidents(LONGEST), float("-inf")
     for what, sent_at, took, hold_s in story:
         received_at = sent_at + took
@@ -137,7 +137,7 @@ def test_laws_for_answers_in_any_order(story):
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 60)), min_size=1, max_size=30), st.randoms())
-def test_one_incident_is_one_step_in_whatever_order_its_answers_come(answers, random):
+def test_one_incident_is_one_step_in_any_order_of_its_answers(answers, random):
     """Requests that left before the first refusal came, answered in any order and at any time."""
     incidents = Incidents(LONGEST)
     first = 10.0

@@ -1,4 +1,4 @@
-"""One Feedback for several policies: its settings are theirs, and each has incidents of its own."""
+"""One Feedback for several policies: they share its settings, and each has incidents of its own."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ ANSWERS = st.tuples(
 
 
 def answered(policy, clock, status, headers, passes, took):
-    """What an answer says, and how long the policy is held then."""
+    """The hint of an answer, and how long the policy is held then."""
     clock.advance(passes)
     admission = policy.admit().__enter__()
     clock.advance(took)
@@ -38,14 +38,14 @@ def policies(feedbacks, **options):
 
 
 @given(st.lists(ANSWERS, max_size=12))
-def test_a_shared_one_holds_as_one_each_does(story):
+def test_a_shared_feedback_holds_like_separate_ones(story):
     shared = Feedback(max_hold="8s")
     together = policies({"stripe": shared, "github": shared})
     apart = policies({name: Feedback(max_hold="8s") for name in ("stripe", "github")})
-    for name, said, passes, took in story:
+    for name, answer, passes, took in story:
         (clock, one), (other_clock, other) = together, apart
-        assert answered(one[name], clock, *said, passes, took) == answered(
-            other[name], other_clock, *said, passes, took
+        assert answered(one[name], clock, *answer, passes, took) == answered(
+            other[name], other_clock, *answer, passes, took
         )
 
 
@@ -58,7 +58,7 @@ def test_a_success_of_one_does_not_end_the_incident_of_another():
     assert answered(made["stripe"], clock, 429, {}, 0, 0)[1] == 2
 
 
-def test_nor_do_the_routes_of_one_client_mix():
+def test_the_routes_of_one_client_have_separate_incidents():
     clock = ManualClock(1e9, autojump=True)
 
     def server(_):
@@ -76,7 +76,7 @@ def test_nor_do_the_routes_of_one_client_mix():
 
 
 @pytest.mark.parametrize("others", [{}, {"requests": "10/s"}], ids=["tokens", "requests"])
-def test_a_budget_holds_each_key_however_much_all_of_them_share(others):
+def test_a_budget_holds_each_key_separately(others):
     clock = ManualClock(1e9, autojump=True)
     budget = LLMBudget(
         tokens="90k/min",

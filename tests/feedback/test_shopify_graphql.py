@@ -1,4 +1,4 @@
-"""What a GraphQL body says of its cost."""
+"""The cost in the body of a GraphQL answer."""
 
 import math
 
@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from shapekit.feedback import Feedback, ServerHint, shopify_graphql
 
 
-def cost(asked, left, *, most=1000.0, rate=50.0):
+def cost(requested, left, *, most=1000.0, rate=50.0):
     return {
-        "requestedQueryCost": asked,
+        "requestedQueryCost": requested,
         "actualQueryCost": None,
         "throttleStatus": {"maximumAvailable": most, "currentlyAvailable": left, "restoreRate": rate},
     }
 
 
-def test_enough_is_left():
+def test_enough_points_hold_nothing():
     assert shopify_graphql(cost(101, 899)) == ServerHint(0.0, 899, 1000, None, 2.02)
 
 
@@ -25,11 +25,11 @@ def test_another_such_query_is_affordable_later():
     assert shopify_graphql(cost(101, 1)) == ServerHint(2.0, 1, 1000, None, 19.98)
 
 
-def test_what_can_never_be_afforded_is_not_waited_for():
+def test_a_query_that_can_never_be_afforded_holds_nothing():
     assert shopify_graphql(cost(1001, 1)).hold_s == 0
 
 
-def test_more_than_the_bucket_holds_is_a_full_one():
+def test_more_points_than_the_bucket_holds_are_a_full_bucket():
     assert shopify_graphql(cost(1, 2000)) == ServerHint(0.0, 2000, 1000, None, 0.0)
 
 
@@ -59,7 +59,7 @@ MALFORMED += [cost(1, 10**400), cost(1, 1, most=1e16), cost(1, 1, rate=5e-324)]
 
 
 @pytest.mark.parametrize("malformed", MALFORMED)
-def test_what_is_malformed_is_none(malformed):
+def test_a_malformed_body_reads_as_none(malformed):
     assert shopify_graphql(malformed) is None
 
 

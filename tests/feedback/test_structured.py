@@ -1,4 +1,4 @@
-"""Structured fields: whatever was written by the rules is read back, and nothing else is."""
+"""Structured fields: a field that follows the rules reads back exactly, and any other is ignored."""
 
 from base64 import b64encode
 
@@ -91,7 +91,7 @@ def member_parts(member, gap):
     st.sampled_from(["", " ", "  "]),
     st.sampled_from([",", ", ", "\t,\t", " , "]),
 )
-def test_what_was_written_is_read(members, gap, comma):
+def test_written_lists_read_back(members, gap, comma):
     pairs = [member_parts(member, gap) for member in members]
     text = gap + comma.join(text for text, _ in pairs) + gap
     read = parse_list(text)
@@ -125,7 +125,7 @@ def test_lists(text, read):
     st.sampled_from(["", " ", "  "]),
     st.sampled_from([",", ", ", "\t,\t", " , "]),
 )
-def test_what_was_written_by_keys_is_read_by_keys(entries, gap, comma):
+def test_written_dictionaries_read_back(entries, gap, comma):
     pairs = [(key, *member_parts(member, gap)) for key, member in entries]
     text = gap + comma.join(f"{key}={text}" for key, text, _ in pairs) + gap
     assert repr(parse_dictionary(text)) == repr({key: value for key, _, value in pairs})
@@ -146,7 +146,7 @@ def test_what_was_written_by_keys_is_read_by_keys(entries, gap, comma):
         ("a" * LONGEST, {"a" * LONGEST: (True, {})}),
         ("a" * (LONGEST + 1), None),
     ],
-    ids=lambda told: repr(told)[:20],
+    ids=lambda given_value: repr(given_value)[:20],
 )
 def test_dictionaries(text, read):
     assert parse_dictionary(text) == read
@@ -202,7 +202,7 @@ MALFORMED += ["(" * 2000, "a" + ";x" * 2000 + "=", '"' * 4001, '"\\' * 2000, ":"
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=lambda text: text[:12])
-def test_what_is_malformed_is_ignored_as_a_whole(text):
+def test_a_malformed_field_is_ignored_as_a_whole(text):
     assert parse_list(text) is None
     assert parse_list(f"ok, {text}") is None
 

@@ -18,7 +18,7 @@ class Workers:
         self.feedbacks = [Feedback() for _ in range(count)]
 
     def answered(self, worker, status, headers, *, sent_at):
-        """An answer arrives now; what it says is placed. Returns when the hold in place ends."""
+        """An answer arrives now, and its hint is placed. Returns when the current hold ends."""
         now = self.clock.now()
         hint = self.feedbacks[worker].read(status, headers, sent_at=sent_at, received_at=now)
         if hint is not None and hint.hold_s > 0:
@@ -27,9 +27,9 @@ class Workers:
 
     def departs_in(self):
         """How long the next call waits, on any worker; takes no slot."""
-        turn = self.shapers[0].reserve()
-        turn.cancel()
-        return turn.delay
+        reservation = self.shapers[0].reserve()
+        reservation.cancel()
+        return reservation.delay
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def workers():
     return Workers(4)
 
 
-def test_one_is_told_and_all_wait(workers):
+def test_a_refusal_of_one_worker_holds_all(workers):
     workers.answered(0, 429, {"Retry-After": "2"}, sent_at=workers.clock.now())
     assert [shaper.reserve().delay for shaper in workers.shapers] == pytest.approx([2.0, 2.01, 2.02, 2.03])
 
@@ -47,7 +47,7 @@ def test_refusals_of_all_workers_make_one_hold(workers):
     for number in range(80):
         workers.answered(number % 4, 429, {}, sent_at=start)
         workers.clock.advance(0.001)
-    # Worker 3 was the last to hear of it: 3 ms after the first.
+    # Worker 3 was the last to read its refusal: 3 ms after the first.
     assert workers.departs_in() == pytest.approx(1.003 - 0.080)
 
 
@@ -59,8 +59,8 @@ def test_late_answers_do_not_start_another_hold(workers):
     assert workers.departs_in() == 0
 
 
-def test_a_worker_that_has_not_heard_before_takes_its_own_first_step(workers):
-    """What is not promised: the doubling is each process's own, so the second step may come later."""
+def test_a_worker_without_earlier_refusals_takes_its_own_first_step(workers):
+    """A limit of the promise: each process doubles on its own, so the second step may come later."""
     clock, taken = workers.clock, []
     for worker in (0, 1, 0, 1, 2, 3, 2):
         clock.advance(workers.departs_in())
@@ -91,7 +91,7 @@ def test_no_answer_in_any_order_shortens_a_hold_and_none_adds_to_it(story):
         now = workers.clock.now()
         workers.answered(worker, status, headers, sent_at=now - took)
         ends = now + workers.departs_in()
-        asked = float(headers.get("Retry-After", 0)) or (16.0 if status == 429 else 0.0)
+        wait_s = float(headers.get("Retry-After", 0)) or (16.0 if status == 429 else 0.0)
         assert ends >= max(end, now) - 2e-6
-        assert ends <= max(end, now + asked) + 2e-6
+        assert ends <= max(end, now + wait_s) + 2e-6
         end = max(end, ends)

@@ -1,4 +1,4 @@
-"""admit and aadmit: a call leaves when its slot has come, or is refused at once and costs nothing."""
+"""admit and aadmit: a call leaves in its slot, or is refused at once and costs nothing."""
 
 import time
 
@@ -26,7 +26,7 @@ def test_calls_leave_one_interval_apart(world, policy, clock):
     assert left == [0.0, 0.1, 0.2, 0.3]
 
 
-def test_the_admission_says_what_was_agreed(world, policy):
+def test_the_admission_has_key_delay_and_decision(world, policy):
     stripe = policy("10/s", burst=3)
     for delay, used in ((0.0, 2), (0.1, 3)):
         admission = stripe.admit("eu", cost=2)
@@ -89,7 +89,7 @@ def test_max_wait_0_is_now_or_never(world, policy):
         world.enter(stripe.admit(max_wait=0), pytest.fail)
 
 
-def test_timeout_gives_up_when_it_is_over_and_gives_the_turn_back(world, policy, clock):
+def test_timeout_gives_up_when_it_is_over_and_gives_the_slot_back(world, policy, clock):
     stripe = policy("1/min")
     world.enter(stripe.admit())
     with pytest.raises(TimeoutError, match="after 10 s"):
@@ -144,7 +144,7 @@ def test_a_cost_that_depends_on_the_call_has_to_be_passed_to_admit(refused, worl
     assert clock.now() == 3.0
 
 
-def test_an_admission_that_was_not_entered_knows_nothing(refused, policy):
+def test_an_admission_that_was_not_entered_has_no_outcome(refused, policy):
     admission = policy(1).admit().unentered()
     for look in (lambda: admission.delay, lambda: admission.decision, lambda: admission.settle(2)):
         assert "with policy.admit()" in refused(look, "admission").fix
@@ -153,7 +153,7 @@ def test_an_admission_that_was_not_entered_knows_nothing(refused, policy):
 @pytest.mark.parametrize(
     "limits", [{"gates": (GCRA("1/s", burst=2),)}, {"rate": "2/2s", "pace": "burst"}], ids=["gate", "burst"]
 )
-def test_what_a_limit_without_a_pace_admits_leaves_at_the_very_same_instant(world, policy, clock, limits):
+def test_calls_under_a_limit_without_a_pace_leave_at_the_same_instant(world, policy, clock, limits):
     one = policy(**limits)
     for _ in range(2):
         world.enter(one.admit(max_wait=0))
@@ -201,7 +201,7 @@ async def test_aadmit_is_admit_for_async_with(policy, clock):
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_task_gives_its_turn_back(policy, clock):
+async def test_a_cancelled_task_gives_its_slot_back(policy, clock):
     stripe = policy("1/min")
     async with stripe.aadmit():
         pass
@@ -213,8 +213,8 @@ async def test_a_cancelled_task_gives_its_turn_back(policy, clock):
 
 
 @pytest.mark.anyio
-async def test_close_wakes_whoever_waits():
-    # Time that stands still: nobody but close ends this wait.
+async def test_close_wakes_waiting_calls():
+    # Time stands still: only close ends this wait.
     store = MemoryStore()
     stripe = Policy("1/h", store=store)
     async with stripe.aadmit():
@@ -241,7 +241,7 @@ def test_a_store_that_the_policy_made_is_closed_with_it(policy):
 
 
 class TestClosedWithItsStore:
-    """Calls that wait give back what they have taken, before the store that the policy made is closed."""
+    """Waiting calls give back what they took, before the store that the policy made is closed."""
 
     @pytest.fixture
     def made(self, tmp_path):
@@ -251,7 +251,7 @@ class TestClosedWithItsStore:
         return make
 
     @pytest.mark.anyio
-    async def test_tasks(self, made):
+    async def test_waiting_tasks_give_their_slots_back(self, made):
         api, waiting = made(rate="1/min", quota="10/day"), anyio.Event()
         async with api.aadmit():
             pass
@@ -262,12 +262,12 @@ class TestClosedWithItsStore:
 
         slots = []
 
-        def heard(event):
+        def on_event(event):
             slots.extend([event] if isinstance(event, Reserved) else [])
             if len(slots) == 3:
                 waiting.set()
 
-        with api.listen(heard):
+        with api.listen(on_event):
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(wait)
@@ -278,7 +278,7 @@ class TestClosedWithItsStore:
         assert other.forecast().first_in <= 60
         other.close()
 
-    def test_threads(self, made, crew):
+    def test_waiting_threads_give_their_slots_back(self, made, crew):
         api = made(rate="1/min", quota="10/day")
         with api.admit():
             pass
@@ -297,7 +297,7 @@ class TestClosedWithItsStore:
         assert other.forecast().first_in <= 60
         other.close()
 
-    def test_places_in_the_line_for_a_permit(self, made, crew):
+    def test_calls_that_wait_for_a_permit_give_their_places_back(self, made, crew):
         api, other = made(concurrency=1), made(concurrency=1)
 
         def wait():
@@ -351,7 +351,7 @@ def test_a_refused_admission_may_be_entered_later(policy, clock):
 
 
 @pytest.mark.parametrize("answer", [None, 5, "429", {"status": 429, "headers": {}}], ids=str)
-def test_what_is_no_answer_is_not_observed(policy, refused, anyio_backend, answer):
+def test_an_argument_that_is_no_answer_is_not_observed(policy, refused, anyio_backend, answer):
     with policy("10/s").admit() as admission:
         assert "headers" in refused(lambda: admission.observe(answer), "response").fix
         refused(lambda: anyio.run(admission.aobserve, answer, backend=anyio_backend), "response")
@@ -359,12 +359,12 @@ def test_what_is_no_answer_is_not_observed(policy, refused, anyio_backend, answe
         assert admission.observe(answer) is None
 
 
-def test_the_repr_says_which_policy_it_is(policy):
+def test_the_repr_names_the_policy(policy):
     assert "name='stripe'" in repr(policy("10/s", name="stripe"))
     assert "10/s" in repr(policy("10/s", name="stripe"))
 
 
-def test_the_repr_says_what_the_policy_was_made_with(policy):
+def test_the_repr_shows_the_arguments_of_the_policy(policy):
     def shown(*args, **options):
         return repr(policy(*args, name="api", **options))
 

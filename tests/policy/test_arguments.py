@@ -1,4 +1,4 @@
-"""Every wrong argument of a policy is a ConfigError that says what, the bound and the fix."""
+"""Every wrong argument of a policy is a ConfigError that names the field, the bound and the fix."""
 
 from datetime import date
 from decimal import Decimal
@@ -58,7 +58,7 @@ WRONG = [
     ("field", "value", "rest"), WRONG, ids=[f"{field}={value!r:.20}" for field, value, _ in WRONG]
 )
 def test_a_wrong_argument_is_named(refused, field, value, rest):
-    # What is wrong inside a quota is said of the quota, as a file's errors say it.
+    # An error inside a quota names the quota, as the errors of files do.
     inner = ("quota limit", "quota per") if field == "quota" else ()
     refused(lambda: Policy(**rest, **{field: value}), field, *inner)
 
@@ -107,19 +107,19 @@ FIELDS = ("rate", *PolicyOptions.__annotations__)
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JUNK)))
-def test_whatever_is_passed_makes_a_policy_or_a_config_error(outcome, arguments):
+def test_any_arguments_make_a_policy_or_a_config_error(outcome, arguments):
     made, error = outcome(lambda: Policy(**arguments))
     if error is None:
         assert made.enforce is arguments.get("enforce", True)
     else:
         assert error.bound
         assert error.fix
-        # About something that was passed, or about the rate, which was not.
+        # The error is about an argument, or about the rate, which was missing.
         assert error.field.split()[0] in {*arguments, "rate"}
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("key", "cost", "max_wait", "timeout"), JUNK)))
-def test_whatever_a_call_passes_costs_nothing_where_it_does_not_leave(arguments):
+def test_a_call_that_does_not_leave_costs_nothing_with_any_arguments(arguments):
     clock = ManualClock(autojump=True)
     policy = Policy("1/s", clock=clock)
     key = arguments.get("key")
@@ -174,7 +174,7 @@ def test_a_wrong_settlement_is_refused_and_changes_nothing(refused, world, polic
         assert one.forecast().first_in == 1
 
 
-def test_a_cost_that_can_never_be_admitted_is_told_before_anything_is_consumed(world, policy, fits):
+def test_a_cost_that_can_never_be_admitted_raises_before_anything_is_consumed(world, policy, fits):
     one = policy("100/s", gates=(GCRA("5/s"),))
     with pytest.raises(CostExceedsLimitError, match="raise the limit, or split the call"):
         world.enter(one.admit(cost=6))

@@ -11,8 +11,8 @@ LOGGER = "shapekit.policy"
 
 
 @pytest.fixture
-def told(caplog):
-    """What was logged about policies, at any level."""
+def logged(caplog):
+    """Log messages about policies, at any level."""
     caplog.set_level(logging.DEBUG, LOGGER)
 
     def messages():
@@ -27,7 +27,7 @@ def test_everything_passes_and_nothing_waits(world, policy, clock):
     assert passed == [0.0] * 5
 
 
-def test_the_admission_says_how_long_the_call_would_have_waited(world, policy):
+def test_the_admission_shows_how_long_the_call_would_have_waited(world, policy):
     one = policy("2/s", enforce=False)
     delays = []
     for _ in range(4):
@@ -39,7 +39,7 @@ def test_the_admission_says_how_long_the_call_would_have_waited(world, policy):
     assert delays == [0.0, 0.5, 1.0, 1.5]
 
 
-def test_what_would_have_been_refused_passes_with_a_denial_and_was_not_counted(world, policy):
+def test_a_call_that_would_have_been_refused_passes_with_a_denial_and_is_not_counted(world, policy):
     one = policy("1/s", max_wait="2s", enforce=False)
     decisions = []
     for _ in range(5):
@@ -68,12 +68,12 @@ def test_a_spent_quota_is_reported_by_its_name(world, policy):
     assert admission.decision.binding == "quota"
 
 
-def test_a_cost_that_can_never_be_admitted_passes_too(world, policy, told):
+def test_a_cost_that_can_never_be_admitted_passes_too(world, policy, logged):
     one = policy("10/s", gates=(GCRA("5/s"),), enforce=False)
     admission = one.admit(cost=6)
     world.enter(admission)
     assert not admission.decision
-    assert len(told()) == 1
+    assert len(logged()) == 1
     assert one.forecast().first_in == 0
 
 
@@ -84,13 +84,13 @@ def test_a_timeout_has_nothing_to_end(world, policy, clock):
     assert clock.now() == 0.0
 
 
-def test_what_would_have_happened_is_logged_with_policy_and_key(world, policy, told):
+def test_waits_and_refusals_that_were_spared_are_logged_with_policy_and_key(world, policy, logged):
     one = policy("1/s", name="stripe", max_wait="1s", enforce=False)
     world.enter(one.admit("eu"))
-    assert told() == []
+    assert logged() == []
     world.enter(one.admit("eu"))
     world.enter(one.admit("eu"))
-    waited, refused = told()
+    waited, refused = logged()
     for message in (waited, refused):
         assert "stripe" in message
         assert "'eu'" in message
@@ -98,14 +98,14 @@ def test_what_would_have_happened_is_logged_with_policy_and_key(world, policy, t
     assert "would have been refused" in refused
 
 
-def test_what_is_enforced_is_not_logged(world, policy, told):
+def test_enforced_waits_and_refusals_are_not_logged(world, policy, logged):
     one = policy("1/s")
     for _ in range(2):
         world.enter(one.admit())
-    assert told() == []
+    assert logged() == []
 
 
-def test_nothing_is_settled_that_was_not_taken(world, policy, fits):
+def test_a_call_that_took_no_slot_is_not_settled(world, policy, fits):
     one = policy("1000/s", gates=(FixedWindow(5, "1h"),), max_wait=0.5, enforce=False)
     world.enter(one.admit(cost=4))
     refused = one.admit(cost=2)
@@ -125,7 +125,7 @@ def test_a_call_that_would_have_waited_is_settled(world, policy):
     assert one.forecast().first_in == 5.0
 
 
-def test_a_shaped_function_that_only_measures_passes_everything(world, clock, told):
+def test_a_shaped_function_that_only_measures_passes_everything(world, clock, logged):
     @shaped("1/h", max_wait="90m", clock=clock, enforce=False, name="report")
     @world.define
     def report(number):
@@ -133,7 +133,7 @@ def test_a_shaped_function_that_only_measures_passes_everything(world, clock, to
 
     assert [world.call(report, number) for number in range(4)] == [0, 1, 2, 3]
     assert clock.now() == 0.0
-    assert [message.split(": ")[0] for message in told()] == ["report"] * 3
+    assert [message.split(": ")[0] for message in logged()] == ["report"] * 3
 
 
 def test_a_call_that_cannot_be_measured_gives_its_permit_back(world, clock):
@@ -143,12 +143,12 @@ def test_a_call_that_cannot_be_measured_gives_its_permit_back(world, clock):
         def bind(self, name, program, operation):
             ask = super().bind(name, program, operation)
 
-            def asked(*args):
+            def reserve(*args):
                 if self.is_down and operation is RESERVE:
                     raise StoreUnavailableError
                 return ask(*args)
 
-            return asked
+            return reserve
 
     store = WithoutSlots(clock)
     one = Policy("10/s", concurrency=1, enforce=False, store=store)
@@ -157,6 +157,6 @@ def test_a_call_that_cannot_be_measured_gives_its_permit_back(world, clock):
     with pytest.raises(StoreUnavailableError):
         world.enter(failed)
     store.is_down = False
-    # The failed admission lives on, as where somebody keeps its error.
+    # The failed admission stays alive, as in a program that keeps its error.
     assert world.enter(one.admit(), lambda admission: admission.holds_permit)
     assert not failed.holds_permit

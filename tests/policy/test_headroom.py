@@ -1,4 +1,4 @@
-"""headroom: so much below the stated rates, exactly, however long it runs."""
+"""headroom lowers the stated rates by exactly its share, in the long run, too."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -14,13 +14,13 @@ SECOND_US = 1_000_000
 
 
 def last_departure_us(policy, calls, key="default"):
-    """When the last of so many calls leaves that all come at once, in µs from now."""
+    """When the last of so many simultaneous calls leaves, in µs from now."""
     for _ in range(calls - 1):
         policy.shaper.reserve(key)
     return round(policy.shaper.reserve(key).delay * SECOND_US)
 
 
-def test_2_percent_of_10_a_second_are_9_8_a_second_in_the_long_run():
+def test_ten_a_second_with_2_percent_headroom_are_9_8_a_second_in_the_long_run():
     policy = Policy("10/s", headroom=0.02, clock=ManualClock())
     # Call number 98,001 leaves after exactly 98,000 intervals: 10,000 s, not a microsecond off.
     assert last_departure_us(policy, 98_001) == 10_000 * SECOND_US

@@ -1,4 +1,4 @@
-"""An admission that is never entered shapes nothing, and says so where it is dropped."""
+"""An admission that is never entered shapes nothing, and warns where it is dropped."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from shapekit import Admission, Policy, QueueFullError
 
 
 @pytest.fixture
-def told() -> Any:
+def warned() -> Any:
     """The warnings of a test."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield told
+        yield caught
         gc.collect()
 
 
 @pytest.mark.parametrize("admit", ["admit", "aadmit"])
-def test_one_that_is_dropped_warns_where_that_happens(admit: str, told: Any) -> None:
+def test_a_dropped_admission_warns_at_that_line(admit: str, warned: Any) -> None:
     getattr(Policy("10/s"), admit)("acme")
-    (warning,) = told
+    (warning,) = warned
     assert warning.category is RuntimeWarning
     assert "'acme'" in str(warning.message)
     assert "with policy.admit()" in str(warning.message)
     assert warning.filename == __file__
 
 
-def test_one_that_is_forgotten_warns_once(told: Any) -> None:
+def test_a_forgotten_admission_warns_once(warned: Any) -> None:
     def forgets(policy: Policy) -> None:
         admission = policy.admit()
         assert isinstance(admission, Admission)
 
     forgets(Policy("10/s"))
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
-def test_one_that_was_entered_says_nothing_whatever_became_of_it(told: Any) -> None:
+def test_an_entered_admission_does_not_warn_whatever_its_outcome(warned: Any) -> None:
     policy = Policy("1/min", max_wait=0)
     with policy.admit() as admission:
         assert type(admission) is Admission
@@ -52,11 +52,11 @@ def test_one_that_was_entered_says_nothing_whatever_became_of_it(told: Any) -> N
         raise KeyError
     del admission
     gc.collect()
-    assert not told
+    assert not warned
 
 
 @pytest.mark.anyio
-async def test_one_that_a_task_entered_says_nothing(told: Any) -> None:
+async def test_an_admission_that_a_task_entered_does_not_warn(warned: Any) -> None:
     policy = Policy("10/s")
     async with policy.aadmit() as admission:
         assert type(admission) is Admission
@@ -64,21 +64,21 @@ async def test_one_that_a_task_entered_says_nothing(told: Any) -> None:
         await stack.enter_async_context(policy.admit("other"))
     del admission
     gc.collect()
-    assert not told
+    assert not warned
 
 
 @pytest.mark.parametrize("options", [{"enforce": False}, {"concurrency": 1}])
-def test_one_that_takes_the_longer_way_says_nothing(options: Any, told: Any) -> None:
+def test_an_admission_with_further_options_does_not_warn(options: Any, warned: Any) -> None:
     with Policy("10/s", **options).admit():
         pass
-    assert not told
+    assert not warned
 
 
-def test_one_that_is_refused_before_it_is_made_says_nothing(refused: Any, told: Any) -> None:
+def test_an_admission_that_is_refused_before_it_is_made_does_not_warn(refused: Any, warned: Any) -> None:
     refused(lambda: Policy("10/s", key="{user}").admit(), "key")
-    assert not told
+    assert not warned
 
 
-def test_one_that_is_only_looked_at_says_nothing(told: Any) -> None:
+def test_an_admission_that_is_only_inspected_does_not_warn(warned: Any) -> None:
     assert Policy("10/s").admit("acme").unentered().key == "acme"
-    assert not told
+    assert not warned

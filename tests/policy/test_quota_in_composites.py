@@ -1,4 +1,4 @@
-"""A spent quota inside a composite refuses as a plain one does, by whatever name it has there."""
+"""A spent quota inside a composite refuses as a plain one does, by the name that it has there."""
 
 from contextlib import ExitStack
 from datetime import timedelta
@@ -69,17 +69,17 @@ SPENT = [
     ((first_of(month=MONTH, never=Quota("1/day")),), "never", DAY),
     ((any_of(month=MONTH, day=DAILY),), "day", DAY),
     ((all_of(second=FAST, any=first_of(month=MONTH, rolling=ROLLING)),), "any.month", 21 * DAY),
-    # Of those that wait equally long, the first binds.
+    # Of limits with equal waits, the first binds.
     ((all_of(day=Quota("3/rolling:1d"), log=SlidingWindowLog(3, "1d")),), "day", DAY),
     ((any_of(day=Quota("3/rolling:1d"), log=SlidingWindowLog(3, "1d")),), "day", DAY),
 ]
 
 
 def used_up(one):
-    """Takes all that may leave soon; the clock then stands where the last of it has left."""
+    """Takes all slots that may leave soon; the clock then stands where the last of them has left."""
     clock = one.shaper.core.store.clock
-    while turn := one.shaper.reserve(max_wait="1s"):
-        clock.advance(turn.delay)
+    while reservation := one.shaper.reserve(max_wait="1s"):
+        clock.advance(reservation.delay)
     return clock
 
 
@@ -102,7 +102,7 @@ def test_a_spent_quota_refuses_at_once(policy, gates, binding, wait_s, max_wait)
 
     with pytest.raises(QuotaExhaustedError):
         anyio.run(awaited)
-    # And it is waited for where a bound covers it.
+    # A bound that covers the wait makes calls wait for it.
     bound = timedelta(seconds=caught.value.retry_after)
     assert one.shaper.reserve(max_wait=bound).delay == caught.value.retry_after
 
@@ -110,7 +110,7 @@ def test_a_spent_quota_refuses_at_once(policy, gates, binding, wait_s, max_wait)
 NOT_SPENT = [
     ((all_of(quota=GCRA("1/min", burst=3), month=Quota("9/month")),), 60),
     ((all_of(month=GCRA("1/min", burst=3), quota=GCRA("1/s", burst=9)),), 60),
-    # One of several ways is only slow; and what has to wait even longer does not wait for the quota.
+    # One of several ways is only slow; and a call that has to wait even longer does not wait for the quota.
     ((first_of(month=MONTH, slow=GCRA("1/min", burst=1)),), 60),
     ((any_of(month=MONTH, slow=GCRA("1/min", burst=3)),), 60),
     ((all_of(slow=GCRA("1/week", burst=3), day=DAILY),), 7 * DAY),
@@ -122,7 +122,7 @@ NOT_SPENT = [
 
 
 @pytest.mark.parametrize(("gates", "wait_s"), NOT_SPENT, ids=range(len(NOT_SPENT)))
-def test_a_wait_that_is_not_for_a_quota_is_waited_for_or_fills_the_queue(policy, gates, wait_s):
+def test_a_wait_for_another_limit_is_waited_for_or_fills_the_queue(policy, gates, wait_s):
     one = policy(*gates)
     used_up(one)
     with pytest.raises(QueueFullError) as caught, one.admit(max_wait="1s"):
@@ -178,7 +178,7 @@ stories = st.lists(
 
 
 def follow(composite, story, shaper, clock):
-    """The judge is a gate of the same strategy: what it says of now, and the part that its answer names."""
+    """The judge is a gate of the same strategy: its decision for now, and the part that its answer names."""
     judge = Gate(composite, clock=clock)
     for span, cost, max_wait in story:
         clock.advance(span)
@@ -189,14 +189,14 @@ def follow(composite, story, shaper, clock):
             assert shaper.reserve(cost=cost).delay == 0
             continue
         binds = isinstance(part_named(composite, denial.binding), Quota)
-        turn = shaper.reserve(cost=cost, max_wait=max_wait)
+        reservation = shaper.reserve(cost=cost, max_wait=max_wait)
         if max_wait is None:
-            assert turn.accepted is not binds
+            assert reservation.accepted is not binds
         else:
-            assert turn.accepted is (denial.retry_after <= max_wait)
-        assert turn.delay == denial.retry_after
-        if turn.accepted:
-            assert turn.cancel()
+            assert reservation.accepted is (denial.retry_after <= max_wait)
+        assert reservation.delay == denial.retry_after
+        if reservation.accepted:
+            assert reservation.cancel()
             continue
         with pytest.raises(RateLimitedError) as caught:
             shaper.schedule(cost=cost, max_wait=max_wait)
@@ -214,7 +214,7 @@ def test_exactly_a_quota_that_binds_makes_it_a_spent_quota(composite, story):
 
 @settings(max_examples=60)
 @given(composites(), stories)
-def test_so_it_is_in_a_file(tmp_path_factory, composite, story):
+def test_exactly_a_quota_that_binds_makes_it_a_spent_quota_in_a_file(tmp_path_factory, composite, story):
     clock = ManualClock(START)
     store = SQLiteStore(tmp_path_factory.mktemp("limits") / "limits.db", clock=clock)
     follow(composite, story, Shaper(gates=(composite,), store=store, name="api"), clock)
@@ -223,7 +223,7 @@ def test_so_it_is_in_a_file(tmp_path_factory, composite, story):
 
 @settings(max_examples=100)
 @given(composites(), stories)
-def test_so_it_is_on_a_server(composite, story):
+def test_exactly_a_quota_that_binds_makes_it_a_spent_quota_on_a_server(composite, story):
     clock = ManualClock(START)
     with shared_server().client() as client:
         store = RedisStore(client, clock=clock, prefix=f"story{next(_fresh)}")

@@ -1,4 +1,4 @@
-"""What is left of the quotas of a policy: exact, on every store, and nothing is consumed by asking."""
+"""`quotas()` shows what is left of a policy's quotas: exactly, on every store, and without consuming any."""
 
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -61,7 +61,7 @@ def named(policy, key=None):
     return {usage.name: usage for usage in policy.quotas(key)}
 
 
-def test_a_quota_is_told_in_full(store, clock):
+def test_quotas_returns_every_field_of_a_quota(store, clock):
     policy = Policy("100/s", name="api", quota="5/month", store=store)
     cold = policy.quotas()
     assert cold == [QuotaUsage("quota", "month", 5, 0, 5, 31 * DAY, 31 * DAY - START)]
@@ -73,19 +73,19 @@ def test_a_quota_is_told_in_full(store, clock):
     assert policy.quotas("another key")[0].used == 0
 
 
-def test_asking_consumes_nothing(store):
+def test_quotas_consumes_nothing(store):
     policy = Policy("100/s", name="api", quota="3/month", store=store)
     for used in range(3):
-        told = [policy.quotas() for _ in range(5)]
-        assert told == [told[0]] * 5
-        assert (told[0][0].used, told[0][0].remaining) == (used, 3 - used)
+        read = [policy.quotas() for _ in range(5)]
+        assert read == [read[0]] * 5
+        assert (read[0][0].used, read[0][0].remaining) == (used, 3 - used)
         assert policy.shaper.reserve()
     with pytest.raises(QuotaExhaustedError), policy.admit():
         pytest.fail("left")
     assert policy.quotas()[0][3:5] == (3, 0)
 
 
-def test_those_in_composites_are_told_by_the_names_that_refusals_give_them(store):
+def test_quotas_in_composites_have_the_names_that_refusals_give_them(store):
     gates = (
         all_of(second=GCRA("50/s"), deep=all_of(day=Quota("9/day"), week=Quota("8/week"))),
         first_of(main=Quota("2/fixed:2h"), spare=Quota("7/rolling:30d")),
@@ -116,7 +116,7 @@ def test_those_in_composites_are_told_by_the_names_that_refusals_give_them(store
     assert named(policy)[caught.value.decision.binding].remaining == 0
 
 
-def test_a_policy_without_quotas_has_none_and_asks_nobody(clock):
+def test_a_policy_without_quotas_returns_none_and_makes_no_call_to_the_store(clock):
     policy = Policy("1/s", name="api", gates=(all_of(a=GCRA("1/s"), b=GCRA("2/s")),), clock=clock)
     policy.close()
     assert policy.quotas() == []
@@ -127,14 +127,14 @@ def test_a_policy_without_quotas_has_none_and_asks_nobody(clock):
         policy.quotas()
 
 
-def test_it_is_awaitable(store, anyio_backend):
+def test_quotas_is_awaitable(store, anyio_backend):
     policy = Policy("100/s", name="api", quota="5/month", store=store)
     policy.shaper.reserve("alice", cost=3)
     assert anyio.run(policy.aquotas, "alice", backend=anyio_backend) == policy.quotas("alice")
     assert policy.quotas("alice")[0].used == 3
 
 
-def test_the_key_is_that_of_the_policy_or_told(clock, refused):
+def test_the_key_is_that_of_the_policy_or_an_argument(clock, refused):
     assert Policy(quota="2/day", key="alice", clock=clock).quotas()[0].used == 0
     policy = Policy(quota="2/day", key="{user}", clock=clock)
     refused(policy.quotas, "key")
@@ -153,8 +153,8 @@ def test_a_new_period_begins_with_nothing_used(store, clock):
     assert policy.quotas()[0][3:6] == (0, 3, 12 * DAY)
 
 
-def test_turns_of_the_next_period_are_used_in_that_one(store, clock):
-    """None overtakes them, although this period has some left."""
+def test_slots_of_the_next_period_are_used_in_that_one(store, clock):
+    """No call overtakes them, although this period has some left."""
     policy = Policy("100/s", name="api", quota="3/day", store=store)
     policy.shaper.reserve(cost=2)
     assert policy.shaper.reserve(cost=3, max_wait="1d").delay > 3_600
@@ -164,14 +164,14 @@ def test_turns_of_the_next_period_are_used_in_that_one(store, clock):
     assert policy.quotas()[0][3:6] == (3, 0, 12 * DAY)
 
 
-def test_turns_that_somebody_still_waits_for_are_used(store, clock):
+def test_slots_of_waiting_calls_are_used(store, clock):
     policy = Policy("1/min", name="api", quota="9/day", gates=(Quota("9/rolling:1d"),), store=store)
     for used in range(1, 5):
         policy.shaper.reserve()
         assert [usage[3:5] for usage in policy.quotas()] == [(used, 9 - used)] * 2
 
 
-def test_what_is_settled_counts_as_settled(store):
+def test_a_settled_call_counts_its_settled_cost(store):
     policy = Policy("100/s burst 9", name="api", quota="5/month", store=store)
     for cost, actual, used in ((2, 4, 4), (1, 0, 4), (1, 4, 8)):
         with policy.admit(cost=cost) as admission:
@@ -179,13 +179,13 @@ def test_what_is_settled_counts_as_settled(store):
         assert policy.quotas()[0][3:5] == (used, max(0, 5 - used))
 
 
-def test_a_turn_that_was_given_back_is_not_used(store, clock):
-    """Be it the last, or one in the middle for which nobody has come yet, or can come any more."""
+def test_a_slot_that_was_given_back_is_not_used(store, clock):
+    """Be it the last, or one in the middle that no call has used yet, or can use any more."""
     policy = Policy("1/min", name="api", quota="5/day", store=store)
-    turns = [policy.shaper.reserve() for _ in range(4)]
-    assert turns[3].cancel()
+    reservations = [policy.shaper.reserve() for _ in range(4)]
+    assert reservations[3].cancel()
     assert policy.quotas()[0].used == 3
-    assert turns[1].cancel()
+    assert reservations[1].cancel()
     assert policy.quotas()[0].used == 2
     clock.advance(61)
     assert policy.quotas()[0].used == 2
@@ -193,7 +193,7 @@ def test_a_turn_that_was_given_back_is_not_used(store, clock):
     assert policy.quotas()[0].used == 3
 
 
-def test_a_held_key_is_seen_as_when_the_hold_ends(store, clock):
+def test_the_quotas_of_a_held_key_are_those_at_the_end_of_the_hold(store, clock):
     policy = Policy("100/s", name="api", quota="3/day", gates=(Quota("9/rolling:1h"),), store=store)
     policy.shaper.reserve(cost=3)
     clock.advance(22.5 * 3_600)
@@ -216,7 +216,7 @@ def test_a_zone_s_boundaries_are_instants(clock):
     assert usage.resets_in == usage.resets_at - clock.now()
 
 
-def test_on_a_server_its_own_clock_tells_the_month():
+def test_on_a_server_its_own_clock_decides_the_month():
     def month_ends():
         today = datetime.now(UTC)
         return datetime(today.year + today.month // 12, today.month % 12 + 1, 1, tzinfo=UTC).timestamp()
@@ -242,8 +242,8 @@ def test_on_a_server_its_own_clock_tells_the_month():
         max_size=15,
     )
 )
-def test_what_remains_is_what_a_call_may_still_cost(story):
-    """And what is used is what the calls of each period have cost, whatever that turned out to be."""
+def test_remaining_is_the_most_that_a_call_may_still_cost(story):
+    """The usage is what the calls of each period have cost, at their settled costs."""
     clock = ManualClock(START)
     gates = (Quota("7/day"), Quota("30/fixed:5d"), all_of(a=Quota("6/rolling:6h"), b=Quota("12/week")))
     policy, costs = Policy(gates=gates, clock=clock), []
@@ -261,17 +261,17 @@ def test_what_remains_is_what_a_call_may_still_cost(story):
         )
         assert usages["a"].used >= sum(units for at, units in costs if at > clock.now() - 6 * 3_600)
         if cost <= policy.shaper.core.queue.max_cost:
-            turn = policy.shaper.reserve(cost=cost, max_wait=0)
-            assert turn.accepted is (cost <= left)
-            if turn:
+            reservation = policy.shaper.reserve(cost=cost, max_wait=0)
+            assert reservation.accepted is (cost <= left)
+            if reservation:
                 units = cost if actual is None else actual
                 if units != cost:
-                    assert policy.shaper.settle(turn, units)
+                    assert policy.shaper.settle(reservation, units)
                 costs.append((clock.now(), units))
 
 
-def test_a_gate_s_own_program_can_be_asked_too():
-    """What a survey finds in a store need not be of a policy."""
+def test_the_quotas_in_a_gates_program_can_be_read_too():
+    """A program that a survey finds in a store need not belong to a policy."""
     limit = all_of(second=GCRA("1/s"), month=Quota("5/month"))
     state = limit.check(None, START * 10**6, 1).state
     (usage,) = quotas_of(limit, state, START * 10**6, 0)

@@ -1,4 +1,4 @@
-"""refund_on: the cost of a call that never counted comes back, and of no other."""
+"""refund_on: the cost of a call that never counted comes back, and that of no other call."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_without_refund_on_every_call_counts(world, policy):
     assert one.forecast().first_in == 1.0
 
 
-def test_the_predicate_is_asked_about_errors_of_the_call_alone(world, policy):
+def test_the_predicate_is_called_only_with_errors_of_the_call(world, policy):
     seen = []
     one = policy("1/s", max_wait=0, refund_on=seen.append)
     world.enter(one.admit())
@@ -74,7 +74,7 @@ def test_the_predicate_is_asked_about_errors_of_the_call_alone(world, policy):
     assert seen == [error]
 
 
-def test_what_others_have_built_on_stays_taken(world, policy):
+def test_a_slot_that_later_calls_depend_on_stays_taken(world, policy):
     one = policy("1/s", refund_on=Unsent)
     behind = []
 
@@ -84,7 +84,7 @@ def test_what_others_have_built_on_stays_taken(world, policy):
 
     with pytest.raises(Unsent):
         world.enter(one.admit(), fail)
-    # The one behind keeps the slot it was promised; nobody comes before it.
+    # The call behind keeps its promised slot; no call takes the slot before it.
     assert (behind, one.forecast().first_in) == ([1.0], 2.0)
 
 
@@ -93,7 +93,7 @@ def test_a_call_that_was_settled_gives_back_what_it_was_settled_to(world, policy
     world.enter(one.admit(cost=5))
 
     def settled_and_lost(admission):
-        # On a loop, the synchronous settle serves as well: the store is in this process.
+        # On a loop, the synchronous settle works as well: the store is in this process.
         admission.settle(1)
         raise Unsent
 
@@ -131,8 +131,8 @@ def test_an_error_of_the_predicate_is_logged_and_the_error_of_the_call_comes_thr
     assert record.exc_info[0] is TypeError
 
 
-def test_a_generator_that_is_closed_asks_no_store(world, policy):
-    """The collector closes generators, too, in the midst of anything: a lock of the store may be held."""
+def test_closing_a_generator_makes_no_call_to_the_store(world, policy):
+    """The collector closes generators at any point, also while a lock of the store is held."""
     one = policy("1/s", quota="10/day", refund_on=lambda error: True)
     with pytest.raises(GeneratorExit):
         world.enter(one.admit(), raising(GeneratorExit()))

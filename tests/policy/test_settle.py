@@ -1,4 +1,4 @@
-"""settle: an API priced in tokens. The estimate is reserved, the truth is settled."""
+"""settle: an API priced in tokens. The estimate is reserved, and the true cost is settled."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from shapekit import GCRA, FixedWindow, SlidingWindowLog
 PRICED = {"gates": (FixedWindow(100, "1min"),), "quota": "150/day"}
 
 
-def test_what_was_estimated_too_high_comes_back(world, policy, fits):
+def test_an_estimate_that_was_too_high_is_given_back(world, policy, fits):
     one = policy("1000/s", **PRICED)
     admission = one.admit(cost=60)
     world.enter(admission)
@@ -15,7 +15,7 @@ def test_what_was_estimated_too_high_comes_back(world, policy, fits):
     assert fits(one, 10) == 90
 
 
-def test_what_was_estimated_too_low_is_charged(world, policy, fits):
+def test_an_estimate_that_was_too_low_is_charged(world, policy, fits):
     one = policy("1000/s", **PRICED)
     admission = one.admit(cost=10)
     world.enter(admission)
@@ -55,7 +55,7 @@ def test_the_rate_pays_back_a_debt(world, policy, clock):
     assert clock.now() == 10.0
 
 
-def test_a_debt_above_every_limit_is_owed_and_then_over(world, policy, clock):
+def test_a_debt_above_every_limit_delays_the_next_call_and_then_ends(world, policy, clock):
     one = policy("1000/s", gates=(GCRA("1/s", burst=5), FixedWindow(5, "1min")))
     admission = one.admit()
     world.enter(admission)
@@ -64,7 +64,7 @@ def test_a_debt_above_every_limit_is_owed_and_then_over(world, policy, clock):
     assert clock.now() == 60.0
 
 
-def test_each_call_is_settled_for_itself(world, policy, fits):
+def test_each_call_is_settled_separately(world, policy, fits):
     one = policy("1000/s", **PRICED)
     admissions = [one.admit(cost=20) for _ in range(4)]
     for admission in admissions:
@@ -95,13 +95,13 @@ def settled(world, policy, *actuals):
 
 
 @pytest.mark.parametrize("actual", [0, 2, 5, 9])
-def test_to_say_it_again_changes_nothing(world, policy, fits, actual):
+def test_settling_again_at_the_same_cost_changes_nothing(world, policy, fits, actual):
     assert fits(settled(world, policy, actual, actual, actual), 1) == 20 - actual
 
 
 @pytest.mark.parametrize("actuals", [(2, 7, 2), (9, 2), (4, 3, 2, 1), (0, 5, 0), (8, 0)])
-def test_to_say_something_else_never_gives_back_what_others_have_used(world, policy, fits, actuals):
-    # Whether a later word counts or is refused: the books do not hold less than the call did cost.
+def test_settling_again_at_another_cost_never_gives_back_what_others_have_used(world, policy, fits, actuals):
+    # Whether a later settlement counts or is refused: the books do not hold less than the call did cost.
     assert fits(settled(world, policy, *actuals), 1) <= 20 - min(actuals[0], actuals[-1])
 
 
@@ -112,13 +112,13 @@ def test_settling_late_gives_back_to_a_window_that_is_still_open(world, policy, 
     clock.advance(30)
     world.enter(late)
     clock.advance(31)
-    # The early one has left the window by itself: what it gives back is nobody's.
+    # The early call has left the window by itself: its refund is worth nothing to other calls.
     world.settle(early, 0)
     world.settle(late, 2)
     assert fits(one, 1) == 8
 
 
-def test_after_a_reset_nothing_is_given_back_and_what_was_used_more_is_charged(world, policy):
+def test_after_a_reset_a_settlement_gives_nothing_back_and_charges_the_excess(world, policy):
     one = policy("1/s")
     admission = one.admit(cost=5)
     world.enter(admission)
@@ -129,14 +129,14 @@ def test_after_a_reset_nothing_is_given_back_and_what_was_used_more_is_charged(w
     assert one.forecast().first_in == 4.0
 
 
-def test_a_debt_is_owed_although_the_key_was_forgotten_meanwhile(world, policy, clock):
+def test_a_debt_is_charged_although_the_key_was_forgotten_meanwhile(world, policy, clock):
     one = policy("1/s")
     admission = one.admit("idle", cost=1)
     world.enter(admission)
     clock.advance(5)
-    # Calls of others sweep out what is idle.
+    # Calls of other keys sweep out idle states.
     for number in range(50):
         world.enter(one.admit(f"key-{number}"))
     world.settle(admission, 11)
-    # Charged at once it would have drained 11 s after it left; that much is left of it at least.
+    # Charged at once it would have drained 11 s after it left; at least the rest of that remains.
     assert one.forecast(key="idle").first_in >= 6.0

@@ -1,8 +1,8 @@
-"""The books balance: after settling, nobody gets more than if the truth had been charged at once.
+"""The books balance: after settling, no call gets more than if the true cost had been charged at once.
 
-The truth is kept beside the policy, limit by limit: each call charged with its actual cost at the instant
-it left. Two laws: always, what later callers can get is at most that; and where nobody came between a
-call and its settlement, it is exactly that.
+The true costs are kept beside the policy, limit by limit: each call charged with its actual cost at the
+instant it left. Two laws: later callers can always get at most that; and where no call came between a call
+and its settlement, they get exactly that.
 """
 
 from fractions import Fraction
@@ -30,7 +30,7 @@ PARTS = {
 
 
 class Truth:
-    """What every call did cost, charged when it left, without asking."""
+    """The actual cost of every call, charged when it left, without a decision."""
 
     def __init__(self, limits):
         self.limits = limits
@@ -59,8 +59,8 @@ class Truth:
 def played(parts, calls, clock):
     """Plays calls of (gap, estimate, (time until, actual), ...); returns the policy and the truth.
 
-    Each asks in its slot, leaves when it was told, and is settled some time later, perhaps more than once,
-    while others come and go. The last word is the truth.
+    Each call takes its slot, leaves in it, and is settled some time later, perhaps more than once, while
+    other calls come and go. The last settlement is the truth.
     """
     policy = Policy(RATE, burst=BURST, gates=parts, clock=clock, enforce=False)
     agenda, left = [], []
@@ -76,10 +76,10 @@ def played(parts, calls, clock):
             with policy.admit(cost=estimate, max_wait="1h") as admission:
                 due = at + round(admission.delay * SECOND_US)
             left.append((due, number, words[-1][1]))
-            said_at = due
-            for said, (until, actual) in enumerate(words, start=1):
-                said_at += until
-                heappush(agenda, (said_at, number, said, (admission, actual)))
+            settles_at = due
+            for version, (until, actual) in enumerate(words, start=1):
+                settles_at += until
+                heappush(agenda, (settles_at, number, version, (admission, actual)))
         else:
             admission, actual = event
             admission.settle(actual)
@@ -102,10 +102,10 @@ CALL = st.tuples(GAP, ESTIMATE, WORD) | st.tuples(GAP, ESTIMATE, WORD, WORD, WOR
     gap=st.sampled_from([0, 0, 1, 30_000, 200_000, 600_000]),
     cost=st.sampled_from([1, 5, 12, 12]),
 )
-# A call that others had waited behind was given back, and with it time in which they had not yet left.
+# A call with others waiting behind it was given back, and with it time in which they had not yet left.
 @example(calls=[(0, 3, (1, 0)), (0, 2, (0, 2))], gap=0, cost=12)
 @example(calls=[(0, 3, (1, 0)), (0, 1, (0, 0), (0, 1), (0, 0)), (0, 1, (0, 3))], gap=0, cost=12)
-def test_never_more_than_if_the_truth_had_been_charged_at_once(parts, calls, gap, cost):
+def test_settling_never_admits_more_than_charging_the_true_cost_at_once(parts, calls, gap, cost):
     clock = ManualClock()
     policy, truth = played(parts, calls, clock)
     clock.advance(gap / SECOND_US)
@@ -121,8 +121,8 @@ def test_never_more_than_if_the_truth_had_been_charged_at_once(parts, calls, gap
     data=st.data(),
     cost=st.integers(1, 12),
 )
-def test_exactly_the_truth_where_nobody_came_between(parts, calls, data, cost):
-    """One call after the other; what was too little is settled at once, what was too much at any time."""
+def test_settling_equals_charging_the_true_cost_where_no_call_came_between(parts, calls, data, cost):
+    """One call after the other; an excess is settled at once, a remainder at any time."""
     clock = ManualClock(autojump=True)
     policy = Policy(RATE, burst=BURST, gates=parts, clock=clock)
     truth = Truth(parts)

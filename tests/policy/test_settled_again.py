@@ -1,4 +1,4 @@
-"""What a call cost is said as often as it takes until it is heard: it counts once, and the last word does."""
+"""A settlement is repeated until it is answered: it counts once, and the last one decides."""
 
 import contextlib
 from functools import partial
@@ -33,7 +33,7 @@ def store(request, tmp_path):
 
 
 class Lossy:
-    """Lets the answers of a store to settlements and cancellations be lost, when told so; they are done."""
+    """Loses the answers of a store to settlements and cancellations on demand; the operations are done."""
 
     def __init__(self, store):
         self.loses = False
@@ -64,30 +64,30 @@ def made(store):
 def test_a_call_that_never_counted_is_given_back_once(store):
     policy = made(store)
     with policy.admit() as admission:
-        turn = admission.reservation
+        reservation = admission.reservation
     for _ in range(5):
         with policy.admit():
             store.clock.advance(0.1)
-    core = turn.core
+    core = reservation.core
     for _ in range(7):
-        run(core.settle, turn, 0)
-        run(core.cancel, turn)
+        run(core.settle, reservation, 0)
+        run(core.cancel, reservation)
     assert used(policy) == 5
 
 
-def test_who_waits_and_settles_has_nothing_more_to_cancel(store):
+def test_a_settled_reservation_cannot_be_cancelled(store):
     shaper = Shaper("10/s", gates=(Quota("100/day"),), store=store, name="waits")
-    turns = [shaper.reserve() for _ in range(10)]
-    assert shaper.settle(turns[5], 0)
-    assert not shaper.cancel(turns[5])
-    assert shaper.cancel(turns[6])
+    reservations = [shaper.reserve() for _ in range(10)]
+    assert shaper.settle(reservations[5], 0)
+    assert not shaper.cancel(reservations[5])
+    assert shaper.cancel(reservations[6])
     store.clock.advance(60)
-    assert not shaper.settle(turns[6], 0)
+    assert not shaper.settle(reservations[6], 0)
     [quota] = quotas_of(shaper.core.queue, *shaper.core.look.call("default"))
     assert quota.used == 8
 
 
-def test_a_settlement_whose_answer_is_lost_and_that_is_said_again_counts_once(store):
+def test_a_settlement_that_is_repeated_after_a_lost_answer_counts_once(store):
     lossy = Lossy(store)
     policy = made(store)
     with policy.admit(cost=4) as admission:
@@ -100,7 +100,7 @@ def test_a_settlement_whose_answer_is_lost_and_that_is_said_again_counts_once(st
     assert used(policy) == 9
 
 
-def test_a_word_that_comes_late_changes_nothing(store):
+def test_a_settlement_that_arrives_late_changes_nothing(store):
     policy = made(store)
     with policy.admit(cost=4) as admission:
         grant = admission.reservation.grant
@@ -119,19 +119,19 @@ words = st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_s
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(words, min_size=1, max_size=4), order=st.randoms(use_true_random=False))
-def test_of_whatever_is_said_the_last_word_counts(store, calls, order):
+def test_the_last_of_several_settlements_counts(store, calls, order):
     lossy = Lossy(store)
     policy = made(store)
     policy.shaper.reset()
-    said = [(number, word) for number, own in enumerate(calls) for word in own]
-    order.shuffle(said)
+    settlements = [(number, word) for number, own in enumerate(calls) for word in own]
+    order.shuffle(settlements)
     admissions = []
     for _ in calls:
         with policy.admit(cost=3) as admission:
             admissions.append(admission)
         store.clock.advance(1)
     costs = [3] * len(calls)
-    for number, (actual, is_lost) in said:
+    for number, (actual, is_lost) in settlements:
         lossy.loses = is_lost
         with contextlib.suppress(StoreUnavailableError):
             admissions[number].settle(actual)
@@ -143,7 +143,7 @@ def test_of_whatever_is_said_the_last_word_counts(store, calls, order):
 @pytest.mark.parametrize(
     "limit", [{"rate": "1/h"}, {"adaptive": Adaptive("1/h", "2/h")}], ids=["even", "adaptive"]
 )
-def test_after_any_debt_a_call_gets_a_slot_however_late(store, limit):
+def test_after_any_debt_a_call_gets_a_slot_even_if_a_late_one(store, limit):
     shaper = Shaper(**limit, store=store, name="deep")
     assert shaper.settle(shaper.reserve(), 10**9)
     late = shaper.reserve()

@@ -1,4 +1,4 @@
-"""A quota that is spread, as a policy has it: its calls wait, and only a spent budget refuses."""
+"""A spread quota of a policy: its calls wait, and only a spent budget refuses."""
 
 import httpx
 import pytest
@@ -22,15 +22,15 @@ from shapekit.stores.encoding import describe, revived
 DAY_S = 86_400
 
 
-def departures(policy, clock, calls, **asked):
+def departures(policy, clock, calls, **options):
     left = []
     for _ in range(calls):
-        with policy.admit(**asked):
+        with policy.admit(**options):
             left.append(clock.now())
     return left
 
 
-def test_a_full_budget_is_spaced_evenly_and_what_is_spent_refuses(clock):
+def test_a_full_budget_is_spaced_evenly_and_a_spent_one_refuses(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, clock=clock)
     assert departures(policy, clock, 10) == [10.0 * n for n in range(10)]
     with pytest.raises(QuotaExhaustedError) as refused:
@@ -40,14 +40,14 @@ def test_a_full_budget_is_spaced_evenly_and_what_is_spent_refuses(clock):
         assert clock.now() == 100.0
 
 
-def test_whoever_was_idle_spreads_the_rest_over_the_rest(clock):
+def test_after_an_idle_time_the_rest_of_the_budget_is_spread_over_the_rest_of_the_period(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, clock=clock)
     assert departures(policy, clock, 2) == [0.0, 10.0]
     clock.set(60)
     assert departures(policy, clock, 8) == [60.0 + 5 * n for n in range(8)]
 
 
-def test_who_is_paced_waits_for_no_longer_than_it_may(clock):
+def test_a_paced_call_waits_no_longer_than_its_max_wait(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, max_wait="5s", clock=clock)
     with policy.admit():
         pass
@@ -62,23 +62,23 @@ def test_a_call_of_a_higher_cost_leaves_at_once_and_the_next_waits_for_it(clock)
     assert departures(policy, clock, 2) == [80.0, 90.0]
 
 
-def test_the_rate_beside_it_bounds_what_is_made_up_for(clock):
+def test_the_rate_beside_it_bounds_the_catching_up(clock):
     policy = Policy("1/s", quota="10/fixed:100s", spread=True, clock=clock)
     clock.set(95)
     assert departures(policy, clock, 5) == [95.0, 96.0, 97.0, 98.0, 99.0]
     assert departures(policy, clock, 2, max_wait="1m") == [100.0, 110.0]
 
 
-def test_a_turn_given_back_is_somebody_elses(clock):
+def test_a_slot_that_was_given_back_goes_to_another_call(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, clock=clock)
-    turns = [policy.shaper.reserve() for _ in range(4)]
-    assert [turn.delay for turn in turns] == [0.0, 10.0, 20.0, 30.0]
-    assert turns[3].cancel()
-    assert turns[1].cancel()
+    reservations = [policy.shaper.reserve() for _ in range(4)]
+    assert [reservation.delay for reservation in reservations] == [0.0, 10.0, 20.0, 30.0]
+    assert reservations[3].cancel()
+    assert reservations[1].cancel()
     assert [policy.shaper.reserve().delay for _ in range(3)] == [10.0, 30.0, 40.0]
 
 
-def test_what_a_call_did_not_cost_is_spread_over_the_rest(clock):
+def test_a_refund_is_spread_over_the_rest(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, clock=clock)
     with policy.admit(cost=5) as admission:
         pass
@@ -86,7 +86,7 @@ def test_what_a_call_did_not_cost_is_spread_over_the_rest(clock):
     assert departures(policy, clock, 8) == [20.0 + 10 * n for n in range(8)]
 
 
-def test_what_a_call_cost_on_top_is_waited_for(clock):
+def test_the_next_call_waits_for_a_debit(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, clock=clock)
     with policy.admit(cost=2) as admission:
         pass
@@ -94,7 +94,7 @@ def test_what_a_call_cost_on_top_is_waited_for(clock):
     assert departures(policy, clock, 5) == [50.0 + 10 * n for n in range(5)]
 
 
-def test_after_a_hold_the_rest_is_spread_over_what_it_has_left(clock):
+def test_after_a_hold_the_rest_is_spread_over_the_remaining_time(clock):
     policy = Policy(quota="10/fixed:100s", spread=True, clock=clock)
     assert departures(policy, clock, 2) == [0.0, 10.0]
     policy.shaper.hold("45s")
@@ -104,7 +104,7 @@ def test_after_a_hold_the_rest_is_spread_over_what_it_has_left(clock):
         policy.shaper.schedule()
 
 
-def test_the_date_is_set_back_and_the_rest_takes_longer(clock):
+def test_a_clock_that_is_set_back_makes_the_rest_take_longer(clock):
     policy = Policy(quota="10/day", spread=True, clock=clock)
     clock.set(DAY_S / 2)
     with policy.admit():
@@ -113,7 +113,7 @@ def test_the_date_is_set_back_and_the_rest_takes_longer(clock):
     assert policy.forecast().first_in == pytest.approx(0.75 * DAY_S / 10)
 
 
-def test_a_gate_asks_the_same_question(clock):
+def test_a_gate_spreads_a_quota_alike(clock):
     gate = Gate(Quota("10/fixed:100s", spread=True), clock=clock)
     first = gate.check()
     assert (first.allowed, first.current, first.remaining, first.limit) == (True, 1, 0, 10)
@@ -123,13 +123,13 @@ def test_a_gate_asks_the_same_question(clock):
     assert gate.peek().remaining == 1
 
 
-def test_alternatives_go_round_the_wait(clock):
+def test_an_alternative_avoids_the_wait(clock):
     keys = first_of(main=Quota("10/fixed:100s", spread=True), overflow=Quota("2/fixed:100s"))
     shaper = Shaper(gates=(keys,), clock=clock)
     assert [shaper.schedule().delay for _ in range(4)] == [0.0, 0.0, 0.0, 10.0]
 
 
-def test_a_changed_limit_and_spreading_itself_go_on_where_it_stood(clock, tmp_path):
+def test_a_changed_limit_and_a_changed_spread_keep_the_usage(clock, tmp_path):
     store = SQLiteStore(tmp_path / "limits.db", clock=clock)
 
     def policy(limit, *, spread=True):
@@ -145,7 +145,7 @@ def test_a_changed_limit_and_spreading_itself_go_on_where_it_stood(clock, tmp_pa
     store.close()
 
 
-def test_a_function_a_table_and_a_client_take_the_same_word(clock):
+def test_spread_is_an_option_of_functions_and_tables_and_clients(clock):
     left = []
 
     @shaped(quota="10/fixed:100s", spread=True, clock=clock)
@@ -166,7 +166,7 @@ def test_a_function_a_table_and_a_client_take_the_same_word(clock):
         assert clock.now() > begun
 
 
-def test_a_rolling_period_has_nothing_left_to_spread_over():
+def test_a_rolling_quota_cannot_be_spread():
     with pytest.raises(ConfigError) as refused:
         Quota("100/rolling:30d", spread=True)
     assert (refused.value.field, refused.value.fix) == ("spread", 'use the rate "100 per 2592000 s"')
@@ -176,7 +176,7 @@ def test_a_rolling_period_has_nothing_left_to_spread_over():
         Policy("10/s", spread=True)
 
 
-def test_a_quota_that_is_not_spread_is_described_as_ever():
+def test_a_quota_that_is_not_spread_has_its_usual_description():
     assert describe(Quota("5/day")) == '["quota",5,"day",0,null,"monday",1]'
     text = describe(Quota("5/day", spread=True))
     assert text == '["quota",5,"day",0,null,"monday",1,true]'
@@ -186,7 +186,7 @@ def test_a_quota_that_is_not_spread_is_described_as_ever():
             revived(wrong)
 
 
-def test_a_gate_tells_being_early_from_being_spent(clock):
+def test_a_gate_distinguishes_an_early_call_from_a_spent_quota(clock):
     gate = Gate(Quota("3/fixed:30s", spread=True), clock=clock)
     gate.require(cost=2)
     with pytest.raises(RateLimitedError) as early:

@@ -1,7 +1,7 @@
 """A rate, gates and a quota: a call leaves when all of them let it, and is charged to all or to none.
 
-The judge is brute force: the limits one by one, each asked about single instants, and the first instant
-of them all found by bisection. That works because a limit that admits goes on admitting until charged.
+The judge is brute force: the limits one by one, each checked at single instants, and the first instant of
+them all found by bisection. That works because a limit that admits goes on admitting until charged.
 """
 
 from fractions import Fraction
@@ -81,7 +81,7 @@ class Books:
             return None
         pairs = zip(self.limits, self.states, strict=True)
         self.states = [limit.charge(state, now, due, cost)[0] for limit, state in pairs]
-        # A call that its limits delayed stands where it left; else where it asked.
+        # A call that its limits delayed stands where it left; otherwise where it asked.
         stands = due if due > max(now, ceil(self.ready(cost))) else now
         self.tail = max(self.tail, Fraction(stands)) + self.interval * cost
         self.newest = due
@@ -110,7 +110,7 @@ PARTS = st.tuples(
 )
 
 
-def asked_in_turn(policy, clock, books, calls):
+def reserved_in_order(policy, clock, books, calls):
     """Asks without waiting, so that the queue grows; compares each answer, and returns the departures."""
     left = []
     for gap, cost, max_wait in calls:
@@ -140,7 +140,7 @@ def limits(pace, parts):
 def test_a_call_leaves_at_the_first_instant_that_all_admit(pace, parts, calls):
     arguments, books = limits(pace, parts)
     clock = ManualClock()
-    left = asked_in_turn(Policy(**arguments, clock=clock, enforce=False), clock, books, calls)
+    left = reserved_in_order(Policy(**arguments, clock=clock, enforce=False), clock, books, calls)
     rate, burst = pace
     if all(cost <= burst for _, cost in left):
         check_pace(left, rate, burst, tolerance="1us")
@@ -156,12 +156,12 @@ def test_a_policy_without_a_pace_is_held_up_by_its_limits_alone(limit, parts, ca
         gates = [GATES[0]]
     clock = ManualClock()
     policy = Policy(**arguments, gates=gates, quota=next(iter(quotas), None), clock=clock, enforce=False)
-    asked_in_turn(policy, clock, Books(0, 1, [*windows, *gates], quotas), calls)
+    reserved_in_order(policy, clock, Books(0, 1, [*windows, *gates], quotas), calls)
 
 
 @settings(max_examples=50)
 @given(PACES, PARTS, CALLS)
-def test_an_enforced_policy_departs_and_refuses_accordingly(pace, parts, calls):
+def test_an_enforced_policy_admits_and_refuses_like_its_limits(pace, parts, calls):
     arguments, books = limits(pace, parts)
     clock = ManualClock(autojump=True)
     policy = Policy(**arguments, clock=clock)
@@ -182,7 +182,7 @@ def test_a_call_that_one_limit_refuses_is_charged_to_none(policy, fits):
     with one.admit(cost=5):
         pass
     for _ in range(3):
-        # The quota has 1 left, the window 5: neither gives anything for nothing.
+        # The quota has 1 left, the window 5: neither admits a call without charging it.
         with pytest.raises(QuotaExhaustedError), one.admit(cost=4):
             pytest.fail("left")
         with pytest.raises(RateLimitedError), one.admit(cost=6, max_wait="1s"):
@@ -190,7 +190,7 @@ def test_a_call_that_one_limit_refuses_is_charged_to_none(policy, fits):
     assert fits(one, 1) == 1
 
 
-def test_the_limit_that_refuses_is_the_one_that_is_told(policy):
+def test_the_error_names_the_limit_that_refuses(policy):
     one = policy("1/s", gates=(FixedWindow(2, "1min"),), quota="3/day")
     for _ in range(2):
         with one.admit():

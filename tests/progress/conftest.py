@@ -1,4 +1,4 @@
-"""Loops of each kind in virtual time, and who hears what is told of them."""
+"""Loops of each kind in virtual time, and listeners of the log."""
 
 import logging
 from contextlib import aclosing, nullcontext
@@ -11,28 +11,28 @@ from shapekit import ManualClock
 from shapekit.progress import Log, aprogress, progress
 
 PATIENCE_S = 20.0
-"""Longer than any event takes: reached only where a test fails."""
+"""Longer than any event takes: only a failing test waits this long."""
 
 
 class Listener(logging.Handler):
-    """Keeps what the log is told; `on_told` is called with it, then and there."""
+    """Keeps the reports that are logged; calls `on_report` with each at once."""
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.reports = []
         self.lines = []
-        self.on_told = lambda told: None
+        self.on_report = lambda report: None
 
     def emit(self, record):
         self.lines.append(record.getMessage())
-        self.told.append(record.progress)
-        self.on_told(record.progress)
+        self.reports.append(record.progress)
+        self.on_report(record.progress)
 
 
 class Form:
-    """One kind of loop. What `body` returns is entered: an admission, as a rule.
+    """One kind of loop. It enters what `body` returns: usually an admission.
 
-    `afterwards` is awaited on the event loop that there was, if any.
+    `afterwards` is awaited on the event loop of the loop, if it has one.
     """
 
     def __init__(self, name):
@@ -41,7 +41,7 @@ class Form:
         self.afterwards = checkpoint
 
     def loop(self, items, subject, body, **options):
-        """Loops to the end; or until `body` returns False, which breaks."""
+        """Loops to the end, or until `body` returns False, which breaks."""
         if not self.is_sync:
             anyio.run(lambda: self._aloop(items, subject, body, options), backend=self.name)
             return
@@ -72,13 +72,13 @@ def form(request):
 
 @pytest.fixture
 def clock():
-    """Jumps by itself as soon as everybody sleeps."""
+    """Jumps by itself as soon as all threads and tasks sleep."""
     return ManualClock(1_000.0, autojump=True)
 
 
 @pytest.fixture
 def listener():
-    """Hears the log at INFO."""
+    """Reads the log at INFO."""
     log = logging.getLogger("shapekit.progress")
     listener, before = Listener(), log.level
     log.addHandler(listener)
@@ -92,6 +92,6 @@ def listener():
 
 @pytest.fixture
 def each(listener, monkeypatch):
-    """Hears the log, which is told of every item."""
+    """Receives a report at every item."""
     monkeypatch.setattr(Log, "pause_us", lambda log, elapsed_us: 0)
     return listener

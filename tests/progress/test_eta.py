@@ -1,4 +1,4 @@
-"""What is told of the end is what the policy forecasts, to the microsecond, and what comes true."""
+"""The shown end is the policy's forecast, to the microsecond, and it comes true."""
 
 from itertools import pairwise
 
@@ -56,18 +56,18 @@ def test_the_end_is_the_forecast_and_the_forecast_comes_true(each, name, form, t
     policy = Policy(rate, clock=clock, cost=cost, **options)
     ends = []
 
-    def compare(told):
-        rest = total - told["done"]
-        assert told["eta"] == (policy.forecast(rest).last_in if rest else 0.0)
-        assert told["held"] == policy.shaper.held()
-        ends.append((told["done"], clock.now() + told["eta"]))
+    def compare(report):
+        rest = total - report["done"]
+        assert report["eta"] == (policy.forecast(rest).last_in if rest else 0.0)
+        assert report["held"] == policy.shaper.held()
+        ends.append((report["done"], clock.now() + report["eta"]))
 
     def body(item):
         if item in holds:
             policy.shaper.hold(holds[item])
         return policy.admit(max_wait="90d")
 
-    each.told, each.on_told = [], compare
+    each.reports, each.on_report = [], compare
     Form(form).loop(range(total), policy, body)
     # The last hold is placed after its item was handed out.
     settled = max((item for item in holds if item < total), default=-1) + 1
@@ -75,18 +75,18 @@ def test_the_end_is_the_forecast_and_the_forecast_comes_true(each, name, form, t
     assert len(ends) == total + 2
 
 
-def test_a_spent_quota_says_when_it_goes_on(form, each):
+def test_a_spent_quota_shows_when_the_loop_continues(form, each):
     clock = ManualClock(DECEMBER - 30, autojump=True)
     policy = Policy("1/s", quota="3/month", clock=clock)
     with pytest.raises(QuotaExhaustedError):
         form.loop(range(5), policy, lambda item: policy.admit())
-    assert [told["continues"] for told in each.told] == [0.0, 0.0, 0.0, 28.0, 28.0]
-    assert [told["eta"] for told in each.told] == [31.0, 31.0, 30.0, 29.0, 29.0]
+    assert [report["continues"] for report in each.reports] == [0.0, 0.0, 0.0, 28.0, 28.0]
+    assert [report["eta"] for report in each.reports] == [31.0, 31.0, 30.0, 29.0, 29.0]
     assert each.lines[3].endswith("3/5 (60%), 2 s, 1.5/s, continues in 28 s, ETA 29 s")
-    assert each.told[-1]["ending"] == "stopped in item 4"
+    assert each.reports[-1]["ending"] == "stopped in item 4"
 
 
-def test_a_hold_says_how_long(form, each, clock):
+def test_a_hold_shows_its_remaining_time(form, each, clock):
     policy = Policy("10/s", clock=clock)
 
     def body(item):
@@ -95,10 +95,10 @@ def test_a_hold_says_how_long(form, each, clock):
         return policy.admit()
 
     form.loop(range(4), policy, body)
-    assert [told["held"] for told in each.told] == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [report["held"] for report in each.reports] == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     policy.shaper.hold("12s")
     form.loop(range(4), policy, lambda item: policy.admit())
-    assert each.told[6]["held"] == 12.0
+    assert each.reports[6]["held"] == 12.0
     assert each.lines[6].endswith("0/4 (0%), 0 s, held 12 s, ETA 13 s")
 
 
@@ -107,7 +107,7 @@ def test_calls_of_others_count(form, each, clock):
     for _ in range(50):
         assert policy.shaper.reserve()
     form.loop(range(10), policy, lambda item: policy.admit())
-    assert each.told[0]["eta"] == 5.9
+    assert each.reports[0]["eta"] == 5.9
     assert clock.now() == 1_005.9
 
 
@@ -115,12 +115,12 @@ def test_without_a_total_there_is_no_end_but_holds_are_seen(form, each, clock):
     policy = Policy("10/s", clock=clock)
     policy.shaper.hold("5s")
     form.loop(iter(range(3)), policy, lambda item: policy.admit())
-    assert [told["eta"] for told in each.told] == [None] * 5
-    assert each.told[0]["held"] == 5.0
+    assert [report["eta"] for report in each.reports] == [None] * 5
+    assert each.reports[0]["held"] == 5.0
     assert each.lines[0].endswith(": 0 done, 0 s, held 5 s")
 
 
-def test_a_loop_slower_than_its_limits_goes_by_its_own_pace(form, each, clock):
+def test_the_forecast_of_a_loop_slower_than_its_limits_uses_its_own_pace(form, each, clock):
     policy = Policy("10/s", clock=clock)
 
     def body(item):
@@ -128,13 +128,13 @@ def test_a_loop_slower_than_its_limits_goes_by_its_own_pace(form, each, clock):
         return policy.admit()
 
     form.loop(range(5), policy, body)
-    # An item's call waits meanwhile, up to a tenth of a second: as much is not known to be work.
-    assert [told["eta"] for told in each.told] == pytest.approx(
+    # Meanwhile an item's call waits up to a tenth of a second: that much is not known to be work.
+    assert [report["eta"] for report in each.reports] == pytest.approx(
         [0.4, 16.0, 12.0, 8.0, 4.0, 0.0, 0.0], rel=0.025
     )
 
 
-def test_work_that_the_limits_leave_time_for_costs_nothing(form, each, clock):
+def test_work_during_the_waits_for_slots_adds_no_time(form, each, clock):
     policy = Policy("1/s", clock=clock)
 
     def body(item):
@@ -142,11 +142,11 @@ def test_work_that_the_limits_leave_time_for_costs_nothing(form, each, clock):
         return policy.admit()
 
     form.loop(range(5), policy, body)
-    assert [told["eta"] for told in each.told] == [4.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0]
+    assert [report["eta"] for report in each.reports] == [4.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0]
 
 
 def test_a_retry_that_was_held_is_no_work(form, each, clock):
-    """Or else everything that follows would be taken to wait as long."""
+    """Otherwise the forecast would assume the same wait for all later items."""
     policy = Policy("10/s", clock=clock)
 
     def body(item):
@@ -155,11 +155,11 @@ def test_a_retry_that_was_held_is_no_work(form, each, clock):
         return policy.admit()
 
     form.loop(range(3), policy, body)
-    assert [told["eta"] for told in each.told] == [0.2, 0.2, 0.1, 0.0, 0.0]
+    assert [report["eta"] for report in each.reports] == [0.2, 0.2, 0.1, 0.0, 0.0]
 
 
-def test_a_slow_item_tells_of_itself_alone(form, each, clock):
-    """What a few slow items say of the rest is bounded by what all of them took, without the holds."""
+def test_a_slow_item_does_not_slow_the_forecast_of_the_others(form, each, clock):
+    """The time of all items without the holds bounds how far a few slow items raise the forecast."""
     policy = Policy("10/s", clock=clock)
     policy.shaper.hold("1m")
 
@@ -170,20 +170,22 @@ def test_a_slow_item_tells_of_itself_alone(form, each, clock):
         return policy.admit()
 
     form.loop(range(11), policy, body)
-    assert each.told[4]["eta"] == 0.7
-    for told in each.told[5:7]:
-        assert told["eta"] == pytest.approx((11 - told["done"]) * (told["elapsed"] - 660) / told["done"])
+    assert each.reports[4]["eta"] == 0.7
+    for report in each.reports[5:7]:
+        assert report["eta"] == pytest.approx(
+            (11 - report["done"]) * (report["elapsed"] - 660) / report["done"]
+        )
 
 
 def test_an_item_that_makes_no_call_gains_no_time(form, each, clock):
-    """Its call would have waited ten seconds. It is work of no length, and not of less."""
+    """Its call would have waited ten seconds: it counts as work of no length, and not of less."""
     policy = busy(Policy("10/s", clock=clock))
     form.loop(range(11), policy, lambda item: clock.advance(20 if item == 1 else 0))
-    assert each.told[2]["eta"] == pytest.approx(9 * (20 - 10) / 4)
+    assert each.reports[2]["eta"] == pytest.approx(9 * (20 - 10) / 4)
 
 
 @pytest.mark.parametrize("how", ["off", "not enforced"])
-def test_what_is_not_shaped_goes_by_its_own_pace(form, each, clock, how):
+def test_the_forecast_of_an_unshaped_loop_uses_its_own_pace(form, each, clock, how):
     policy = Policy("1/h", clock=clock, enforce=how == "off")
     policy.shaper.hold("1h")
 
@@ -196,12 +198,12 @@ def test_what_is_not_shaped_goes_by_its_own_pace(form, each, clock, how):
             form.loop(range(4), policy, body)
     else:
         form.loop(range(4), policy, body)
-    assert [told["eta"] for told in each.told] == [None, 6.0, 4.0, 2.0, 0.0, 0.0]
-    assert {told["held"] for told in each.told} == {0.0}
+    assert [report["eta"] for report in each.reports] == [None, 6.0, 4.0, 2.0, 0.0, 0.0]
+    assert {report["held"] for report in each.reports} == {0.0}
 
 
 def busy(policy):
-    """A hundred calls are under way."""
+    """A hundred calls are in flight."""
     for _ in range(100):
         assert policy.shaper.reserve()
     return policy
@@ -211,43 +213,43 @@ def watch_over(policy, total):
     return Watch(Loop(policy.shaper, "default", 1, total, policy.enforce))
 
 
-def test_a_hold_that_is_placed_meanwhile_moves_the_end_on_a_line_that_is_looked_at(listener, clock):
+def test_a_hold_that_is_placed_during_an_item_moves_the_end_when_the_line_is_refreshed(listener, clock):
     policy = busy(Policy("10/s", clock=clock))
     watch = watch_over(policy, 101)
     run(watch.step)
     clock.advance(2)
     policy.shaper.hold("30s")
     watch.tick()
-    told = listener.told[-1]
-    assert (told["held"], told["eta"]) == (30.0, policy.forecast(101).last_in)
+    report = listener.reports[-1]
+    assert (report["held"], report["eta"]) == (30.0, policy.forecast(101).last_in)
     clock.advance(5)
     policy.shaper.resume()
     watch.tick()
-    told = listener.told[-1]
-    assert (told["held"], told["eta"]) == (0.25, policy.forecast(101).last_in)
+    report = listener.reports[-1]
+    assert (report["held"], report["eta"]) == (0.25, policy.forecast(101).last_in)
     clock.advance(1)
     watch.tick()
-    assert listener.told[-1]["held"] == 0.0
-    assert listener.told[-1]["eta"] == pytest.approx(told["eta"] - 1)
+    assert listener.reports[-1]["held"] == 0.0
+    assert listener.reports[-1]["eta"] == pytest.approx(report["eta"] - 1)
     watch.end(0, is_through=False)
 
 
-def test_who_came_by_just_now_is_not_told_again(listener, clock):
+def test_a_line_that_was_just_logged_is_not_logged_again(listener, clock):
     watch = watch_over(Policy("10/s", clock=clock), 10)
     run(watch.step)
     clock.advance(0.999)
     watch.tick()
-    assert len(listener.told) == 1
+    assert len(listener.reports) == 1
     clock.advance(0.001)
     watch.tick()
-    assert len(listener.told) == 2
+    assert len(listener.reports) == 2
     watch.end(0, is_through=False)
     clock.advance(5)
     watch.tick()
-    assert [told["ending"] for told in listener.told] == [None, None, "stopped"]
+    assert [report["ending"] for report in listener.reports] == [None, None, "stopped"]
 
 
-def test_who_looks_on_does_not_shorten_the_work(each, clock):
+def test_refreshing_the_line_does_not_shorten_the_measured_work(each, clock):
     watch = watch_over(Policy("10/s", clock=clock, enforce=False), 11)
     run(watch.step)
     clock.advance(10)
@@ -255,7 +257,7 @@ def test_who_looks_on_does_not_shorten_the_work(each, clock):
     clock.advance(5)
     watch.done = 1
     run(watch.step)
-    assert each.told[-1]["eta"] == 10 * 15.0
+    assert each.reports[-1]["eta"] == 10 * 15.0
     watch.end(1, is_through=False)
 
 
@@ -269,11 +271,11 @@ def test_a_long_forecast_is_played_beside_the_loop(listener, clock):
     assert not watch._player.is_alive()
     clock.advance(1)
     watch.tick()
-    assert listener.told[-1]["eta"] == policy.forecast(total).last_in > 3_609.0
+    assert listener.reports[-1]["eta"] == policy.forecast(total).last_in > 3_609.0
     watch.end(0, is_through=False)
 
 
-def test_a_forecast_is_played_no_more_often_than_it_is_worth(clock, each, monkeypatch):
+def test_a_slow_forecast_is_played_less_often(clock, each, monkeypatch):
     policy = Policy("10/s; 5000/h", clock=clock)
     played = []
     plain = LeakyQueue.outlook
@@ -281,17 +283,17 @@ def test_a_forecast_is_played_no_more_often_than_it_is_worth(clock, each, monkey
     for _ in progress(range(400), policy):
         with policy.admit():
             """Ten a second."""
-    # Each time it stands for two milliseconds for each call that was played, and is looked up at items.
+    # Each play stands for two milliseconds for each call that was played, and is looked up at items.
     assert played == [400, *sorted(played[1:], reverse=True)]
     for before, after in pairwise(played):
         assert (before - after) * 0.1 >= before * 2e-3
-    assert [told["at"] + told["eta"] for told in each.told] == pytest.approx([1_039.9] * 402)
+    assert [report["at"] + report["eta"] for report in each.reports] == pytest.approx([1_039.9] * 402)
 
 
-def test_without_other_limits_any_number_is_foretold_at_once(listener, clock):
+def test_without_other_limits_any_number_is_forecast_at_once(listener, clock):
     watch = watch_over(Policy("10/s", clock=clock), 10**15)
     run(watch.step)
-    assert listener.told[-1]["eta"] == pytest.approx(10**14)
+    assert listener.reports[-1]["eta"] == pytest.approx(10**14)
     watch.end(0, is_through=False)
 
 
@@ -301,7 +303,7 @@ def test_more_calls_than_can_be_played_have_no_end(listener, clock):
     watch._player.join(PATIENCE_S)
     assert not watch._player.is_alive()
     watch.tick()
-    assert listener.told[-1]["eta"] is None
+    assert listener.reports[-1]["eta"] is None
     watch.end(0, is_through=False)
 
 
@@ -315,15 +317,15 @@ def store(request, tmp_path, clock):
     store.close()
 
 
-def test_shared_stores_foretell_alike(form, each, clock, store):
+def test_shared_stores_give_the_same_forecast(form, each, clock, store):
     policy = Policy("1/s; 10/min", name="stripe", store=store)
     form.afterwards = store.aclose
     form.loop(range(12), policy, lambda item: policy.admit())
-    ends = {round(told["at"] + told["eta"], 6) for told in each.told}
+    ends = {round(report["at"] + report["eta"], 6) for report in each.reports}
     assert ends == {1_061.0} == {clock.now()}
 
 
-def test_calls_that_cost_more_than_is_set_have_no_end_until_that_ends(form, each, clock):
+def test_calls_that_cost_more_than_a_set_limit_have_no_end_until_it_ends(form, each, clock):
     policy = Policy("10/s", quota="100/day", name="set", clock=clock)
 
     def body(item):
@@ -332,4 +334,4 @@ def test_calls_that_cost_more_than_is_set_have_no_end_until_that_ends(form, each
         return policy.admit(cost=1)
 
     form.loop(range(4), policy, body, cost=50)
-    assert [told["eta"] is None for told in each.told][-2:] == [True, True]
+    assert [report["eta"] is None for report in each.reports][-2:] == [True, True]

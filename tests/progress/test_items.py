@@ -1,4 +1,4 @@
-"""A loop that is watched is the same loop: each item once, in order, none fetched before it is asked for."""
+"""A watched loop is the same loop: each item once, in order, none fetched before it is needed."""
 
 import gc
 from contextlib import aclosing
@@ -18,7 +18,7 @@ lengths = st.integers(0, 12)
 
 
 class Source:
-    """Items that know how many of them were fetched, as iterator, generator or async generator."""
+    """Items that count how many were fetched, as iterator, generator or async generator."""
 
     def __init__(self, length):
         self.length = length
@@ -53,7 +53,7 @@ class Counted:
 
 @settings(max_examples=60)
 @given(st.sampled_from(["sync", "asyncio", "trio"]), lengths, st.integers(0, 13), st.sampled_from([0, 1, 2]))
-def test_every_item_comes_once_in_order_and_not_before_it_is_asked_for(name, length, leave_at, known):
+def test_every_item_comes_once_in_order_and_not_before_it_is_needed(name, length, leave_at, known):
     source, seen = Source(length), []
     items = Counted(source) if known == 1 else iter(source)
     options = {"total": length} if known == 2 else {}
@@ -85,7 +85,7 @@ def test_async_items(anyio_backend, leave_at):
     assert seen == list(range(min(6, leave_at + 1)))
 
 
-def test_what_the_source_raises_comes_through(form):
+def test_errors_of_the_source_are_raised(form):
     def broken():
         yield 1
         raise LookupError("no more pages")
@@ -96,18 +96,18 @@ def test_what_the_source_raises_comes_through(form):
     assert seen == [1]
 
 
-def test_what_the_body_raises_comes_through_and_ends_the_line(form, listener):
+def test_errors_of_the_body_are_raised_and_end_the_line(form, listener):
     def body(item):
         if item == 2:
             raise LookupError("a body's own")
 
     with pytest.raises(LookupError):
         form.loop(range(5), POLICY, body)
-    assert listener.told[-1]["ending"] == "stopped in item 3"
-    assert listener.told[-1]["done"] == 2
+    assert listener.reports[-1]["ending"] == "stopped in item 3"
+    assert listener.reports[-1]["done"] == 2
 
 
-def test_a_generator_that_somebody_else_holds_goes_on_after_a_break():
+def test_a_generator_with_another_reference_goes_on_after_a_break():
     held = iter(Source(5))
     for item in progress(held, POLICY):
         if item == 1:
@@ -115,7 +115,7 @@ def test_a_generator_that_somebody_else_holds_goes_on_after_a_break():
     assert list(held) == [2, 3, 4]
 
 
-def test_a_generator_that_nobody_else_holds_is_closed_by_a_break():
+def test_a_generator_without_another_reference_is_closed_by_a_break():
     source = Source(5)
     for _ in progress(iter(source), POLICY):
         break
@@ -163,10 +163,10 @@ def test_a_cancelled_loop_closes_its_source_and_ends_its_line(anyio_backend, lis
         assert source.closed
 
     anyio.run(loop, backend=anyio_backend)
-    assert listener.told[-1]["ending"] == "stopped in item 3"
+    assert listener.reports[-1]["ending"] == "stopped in item 3"
 
 
-def test_a_loop_on_asyncio_that_is_left_without_more_ado_is_closed_too(listener):
+def test_a_loop_on_asyncio_that_is_left_by_a_break_is_closed_too(listener):
     source = Source(5)
 
     async def loop():
@@ -177,23 +177,23 @@ def test_a_loop_on_asyncio_that_is_left_without_more_ado_is_closed_too(listener)
                 await anyio.lowlevel.checkpoint()
 
     anyio.run(loop)
-    assert [told["ending"] for told in listener.told] == [None, "stopped in item 1"]
+    assert [report["ending"] for report in listener.reports] == [None, "stopped in item 1"]
 
 
-def test_a_loop_that_never_begins_says_nothing(listener):
+def test_a_loop_that_never_begins_logs_nothing(listener):
     progress(range(3), POLICY).close()
     assert listener.lines == []
 
 
-def test_the_end_tells_of_all(form, listener):
+def test_the_last_line_counts_all_items(form, listener):
     form.loop(range(3), POLICY, lambda item: None)
-    assert [(told["done"], told["total"], told["ending"]) for told in listener.told] == [
+    assert [(report["done"], report["total"], report["ending"]) for report in listener.reports] == [
         (0, 3, None),
         (3, 3, ""),
     ]
 
 
-def test_what_cannot_be_looped_over_fails_as_ever(form):
+def test_an_object_that_is_not_iterable_raises_the_usual_error(form):
     with pytest.raises(TypeError, match="not iterable"):
         form.loop(5, POLICY, lambda item: None)
 
@@ -206,14 +206,14 @@ class Endless:
         raise TypeError("it depends")
 
 
-def test_a_length_that_nobody_knows_is_no_length(form, listener):
+def test_a_length_that_raises_counts_as_unknown(form, listener):
     form.loop(Endless(), POLICY, lambda item: None)
-    assert [told["total"] for told in listener.told] == [None, None]
+    assert [report["total"] for report in listener.reports] == [None, None]
 
 
 @pytest.mark.parametrize(("enforce", "first"), [(True, 0.1), (False, None)])
-def test_a_wrong_total_hurts_nobody(form, each, enforce, first):
+def test_a_wrong_total_raises_nothing(form, each, enforce, first):
     clock = ManualClock(1_000.0)
     policy = Policy("10/s", clock=clock, enforce=enforce)
     form.loop(range(4), policy, lambda item: clock.advance(1), total=2)
-    assert [told["eta"] for told in each.told] == [first, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [report["eta"] for report in each.reports] == [first, 1.0, 0.0, 0.0, 0.0, 0.0]

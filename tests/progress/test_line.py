@@ -1,4 +1,4 @@
-"""What a line of the log says."""
+"""The text of a line of the log."""
 
 import time
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
 spans = st.floats(0, 1e10)
-tolds = st.builds(
+all_reports = st.builds(
     Report,
     done=st.integers(0, 10**13),
     total=st.none() | st.integers(0, 10**13),
@@ -35,7 +35,7 @@ def in_utc(monkeypatch):
     time.tzset()
 
 
-def told(**more):
+def report(**more):
     fields = {
         "done": 370,
         "total": 1_000,
@@ -48,10 +48,10 @@ def told(**more):
     return Report(**{**fields, **more})
 
 
-@given(tolds)
-def test_every_line_is_plain(told):
-    assert in_log(told).isascii()
-    assert in_log(told).isprintable()
+@given(all_reports)
+def test_every_line_is_plain(report):
+    assert in_log(report).isascii()
+    assert in_log(report).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_line_is_plain(told):
     ],
 )
 def test_the_end_as_a_span_or_a_date(eta, text):
-    assert in_log(told(eta=eta)) == f"370/1,000 (37%), 37 s, 10.0/s, {text}"
+    assert in_log(report(eta=eta)) == f"370/1,000 (37%), 37 s, 10.0/s, {text}"
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_the_end_as_a_span_or_a_date(eta, text):
         ({"continues": 35.0, "held": 36.0}, "held 36 s"),
     ],
 )
-def test_what_it_waits_for_is_what_lasts_longest(more, text):
-    assert in_log(told(**more)) == f"370/1,000 (37%), 37 s, 10.0/s, {text}"
+def test_the_line_names_the_longest_wait(more, text):
+    assert in_log(report(**more)) == f"370/1,000 (37%), 37 s, 10.0/s, {text}"
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_what_it_waits_for_is_what_lasts_longest(more, text):
     [(0.1, "3,700.0/s"), (370.0, "1.0/s"), (371.0, "59.8/min"), (22_201.0, "60.0/h"), (1e7, "3.2/d")],
 )
 def test_the_rate_in_the_unit_that_suits_it(elapsed, rate):
-    assert in_log(told(elapsed=elapsed)).split(", ")[2] == rate
+    assert in_log(report(elapsed=elapsed)).split(", ")[2] == rate
 
 
 def test_no_rate_without_time_or_items():
-    assert in_log(told(elapsed=0.0)) == "370/1,000 (37%), 0 s"
-    assert in_log(told(done=0)) == "0/1,000 (0%), 37 s"
+    assert in_log(report(elapsed=0.0)) == "370/1,000 (37%), 0 s"
+    assert in_log(report(done=0)) == "0/1,000 (0%), 37 s"
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_no_rate_without_time_or_items():
     ],
 )
 def test_the_last_line_looks_back(more, text):
-    assert in_log(told(**more)) == text
+    assert in_log(report(**more)) == text

@@ -1,4 +1,4 @@
-"""Where there is no terminal: lines of the log, further and further apart, if anybody hears them."""
+"""Without a terminal: lines of the log at growing intervals, if its level is enabled."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ HOUR = 3_600
 def test_lines_come_further_and_further_apart(form, listener, clock):
     policy = Policy("1/s", clock=clock)
     form.loop(range(2_001), policy, lambda item: policy.admit())
-    assert [told["elapsed"] for told in listener.told] == [
+    assert [report["elapsed"] for report in listener.reports] == [
         0,
         10,
         20,
@@ -41,7 +41,7 @@ def test_lines_come_further_and_further_apart(form, listener, clock):
 def test_a_line_waits_for_an_item(form, listener, clock):
     policy = Policy("1/h", clock=clock)
     form.loop(range(4), policy, lambda item: policy.admit())
-    assert [told["elapsed"] for told in listener.told] == [0, HOUR, 2 * HOUR, 3 * HOUR, 3 * HOUR]
+    assert [report["elapsed"] for report in listener.reports] == [0, HOUR, 2 * HOUR, 3 * HOUR, 3 * HOUR]
 
 
 def test_no_thread_is_started_for_the_log(listener, clock):
@@ -49,14 +49,14 @@ def test_no_thread_is_started_for_the_log(listener, clock):
         assert "shapekit-progress" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_where_nobody_hears_it_nothing_is_asked(form, clock):
+def test_without_a_reader_of_the_log_no_forecast_is_made(form, clock):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("1/s", name="stripe", store=store)
     form.loop(range(100), policy, lambda item: clock.advance(10))
     assert store.calls == 0
 
 
-def test_whoever_comes_to_hear_it_does(form, listener, clock):
+def test_a_log_level_set_during_the_loop_takes_effect(form, listener, clock):
     policy = Policy("1/s", clock=clock)
     log = logging.getLogger("shapekit.progress")
     log.setLevel(logging.WARNING)
@@ -67,21 +67,21 @@ def test_whoever_comes_to_hear_it_does(form, listener, clock):
         return policy.admit()
 
     form.loop(range(100), policy, body)
-    # Looked up as often as it would be told: after 10, 20, 40 and 80 s.
-    assert [told["done"] for told in listener.told] == [81, 100]
+    # The forecast is made as often as it would be logged: after 10, 20, 40 and 80 s.
+    assert [report["done"] for report in listener.reports] == [81, 100]
 
 
-def test_a_shared_store_is_asked_once_a_second_at_most(form, each, clock):
+def test_a_shared_store_is_called_at_most_once_a_second(form, each, clock):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("10/s", name="stripe", store=store)
     form.loop(range(40), policy, lambda item: clock.advance(0.25))
-    assert len(each.told) == 42
+    assert len(each.reports) == 42
     assert store.calls == 11
     # Each answer is counted down until the next one, which knows how long an item takes without waiting.
-    assert [told["eta"] for told in each.told[:6]] == [3.9, 3.65, 3.4, 3.15, 36 * 0.25, 35 * 0.25]
+    assert [report["eta"] for report in each.reports[:6]] == [3.9, 3.65, 3.4, 3.15, 36 * 0.25, 35 * 0.25]
 
 
-def test_a_store_that_is_gone_stops_nobody_and_is_left_alone(form, each, clock):
+def test_a_store_that_is_gone_stops_no_loop_and_is_called_less_often(form, each, clock):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("10/s", name="stripe", store=store)
 
@@ -90,10 +90,10 @@ def test_a_store_that_is_gone_stops_nobody_and_is_left_alone(form, each, clock):
         store.down = 10 <= item < 35
 
     form.loop(range(50), policy, body)
-    assert len(each.told) == 52
+    assert len(each.reports) == 52
     # Once a second before and after the outage; during it, once in ten seconds.
     assert store.calls == 11 + 3 + 10
-    assert [told["eta"] for told in each.told[11:13]] == [39.0, 38.0]
+    assert [report["eta"] for report in each.reports[11:13]] == [39.0, 38.0]
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
@@ -103,17 +103,17 @@ def test_without_a_stderr(listener, clock, monkeypatch, stream, tmp_path):
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
     Form("sync").loop(range(3), Policy("1/s", clock=clock), lambda item: None)
-    assert len(listener.told) == 2
+    assert len(listener.reports) == 2
 
 
-def test_time_that_goes_back_hurts_nobody(form, each):
+def test_time_that_goes_back_raises_nothing(form, each):
     clock = ManualClock(1_000.0)
     form.loop(range(3), Policy("1/s", clock=clock), lambda item: clock.set(900.0 - item))
-    assert each.told[-1]["elapsed"] == 0
-    assert each.told[-1]["done"] == 3
+    assert each.reports[-1]["elapsed"] == 0
+    assert each.reports[-1]["done"] == 3
 
 
-def test_asking_does_not_stop_the_event_loop(anyio_backend, listener, clock):
+def test_a_forecast_does_not_block_the_event_loop(anyio_backend, listener, clock):
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("10/s", name="stripe", store=store)
     store.slow = "5s"

@@ -1,4 +1,4 @@
-"""Whose progress it is: a policy, a shaper, a shaped function; and what cannot be."""
+"""The subjects of progress: a policy, a shaper, a shaped function; other objects are refused."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def loop(request):
 
 
 def ends(each):
-    return [told["eta"] for told in each.told]
+    return [report["eta"] for report in each.reports]
 
 
 def test_a_shaper(form, each, clock):
@@ -58,7 +58,7 @@ def test_a_shaped_function_with_a_key_and_a_cost_beside_its_policy(each, clock):
     assert ends(each) == [0.6, 0.6, 0.3, 0.0, 0.0]
 
 
-def test_whatever_has_a_policy(each, clock):
+def test_an_object_with_a_policy(each, clock):
     class Client:
         policy = Policy("10/s", clock=clock)
 
@@ -69,13 +69,13 @@ def test_whatever_has_a_policy(each, clock):
 
 
 @pytest.mark.parametrize("subject", [None, "10/s", 10, Gate(GCRA("10/s")), Policy, lambda: None])
-def test_what_has_no_policy(loop, refused, subject):
+def test_an_object_without_a_policy_is_refused(loop, refused, subject):
     error = refused(lambda: loop(range(3), subject), "policy")
     assert "Shaper" in str(error)
 
 
 @pytest.mark.parametrize("total", [-1, 1.5, True, "3", 10**13])
-def test_what_is_no_total(loop, refused, total):
+def test_an_invalid_total_is_refused(loop, refused, total):
     refused(lambda: loop(range(3), Policy("10/s"), total=total), "total")
 
 
@@ -87,7 +87,7 @@ def for_tenant(tenant):
 @pytest.mark.parametrize(
     "subject", [Policy("10/s", key="{tenant}"), Policy("10/s", key=lambda tenant: tenant), for_tenant]
 )
-def test_a_key_that_depends_on_the_call_has_to_be_said(loop, refused, subject):
+def test_a_key_that_depends_on_the_call_has_to_be_passed(loop, refused, subject):
     error = refused(lambda: loop(range(3), subject), "key")
     assert 'progress(items, policy, key="…")' in str(error)
     loop(range(3), subject, key="acme")
@@ -99,19 +99,19 @@ def by_length(text):
 
 
 @pytest.mark.parametrize("subject", [Policy("10/s", cost=len), by_length])
-def test_a_cost_that_depends_on_the_call_has_to_be_said(loop, refused, subject):
+def test_a_cost_that_depends_on_the_call_has_to_be_passed(loop, refused, subject):
     error = refused(lambda: loop(range(3), subject), "cost")
     assert "progress(items, policy, cost=…)" in str(error)
     loop(range(3), subject, cost=5)
 
 
 @pytest.mark.parametrize("key", [1, b"acme", lambda: "acme"])
-def test_what_is_no_key(loop, refused, key):
+def test_an_invalid_key_is_refused(loop, refused, key):
     refused(lambda: loop(range(3), Policy("10/s"), key=key), "key")
 
 
 @pytest.mark.parametrize("cost", [0, -1, 1.5, True, "2"])
-def test_what_is_no_cost(loop, refused, cost):
+def test_an_invalid_cost_is_refused(loop, refused, cost):
     refused(lambda: loop(range(3), Policy("10/s"), cost=cost), "cost")
 
 

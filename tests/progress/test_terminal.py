@@ -1,4 +1,4 @@
-"""On a terminal: one line, which rich redraws in place, and which stays when the loop is over."""
+"""On a terminal: one line, which rich redraws in place, and which stays after the loop."""
 
 import fcntl
 import io
@@ -25,18 +25,18 @@ from shapekit import progress as progress_module
 from shapekit.progress import in_log, opened, progress
 
 from .conftest import PATIENCE_S
-from .test_line import told, tolds
+from .test_line import all_reports, report
 
 THREAD = "shapekit-progress"
 
 
 STEERING = re.compile(r"\x1b\[[0-9;]*m|\x1b\[2K|[\r\n]|[^\x1b\r\n]+")
-"""Colours, which are left out of account, and all else that may be written here."""
+"""Colours, which are ignored, and all other text that may be written here."""
 BAR = 30
 
 
 class Screen(io.StringIO):
-    """A terminal with a single line, which remembers all that could be seen on it, and when."""
+    """A terminal with a single line, which records all text that could be seen on it, and when."""
 
     encoding = "utf-8"
 
@@ -82,13 +82,13 @@ class Screen(io.StringIO):
 
 
 def draw_on(screen, monkeypatch):
-    """Not by sys.stderr itself, which pytest puts back between a fixture and its test."""
+    """Not sys.stderr itself, which pytest restores between a fixture and its test."""
     monkeypatch.setattr(progress_module, "sys", SimpleNamespace(stderr=screen))
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    """A terminal of 100 columns without colours, where the bar is as long as what is done."""
+    """A terminal of 100 columns without colours, where the bar is as long as the finished share."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     for name in ("TERM", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
@@ -132,17 +132,17 @@ def test_it_is_redrawn_ten_times_a_second_at_most(form, screen, clock):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(tolds, min_size=1, max_size=5), st.integers(1, 120))
+@given(st.lists(all_reports, min_size=1, max_size=5), st.integers(1, 120))
 def test_it_is_never_wider_than_the_terminal_and_leaves_nothing_of_the_last_line(monkeypatch, lines, columns):
-    """However narrow: the count is what is left to the last."""
+    """However narrow: the count is the last part to go."""
     screen = Screen()
     draw_on(screen, monkeypatch)
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal = opened("name")
     try:
-        for told in lines:
-            terminal.tell(told._replace(total=lines[0].total))
-            count = in_log(told._replace(total=lines[0].total)).split(" ")[0].rstrip(",")
+        for report in lines:
+            terminal.tell(report._replace(total=lines[0].total))
+            count = in_log(report._replace(total=lines[0].total)).split(" ")[0].rstrip(",")
             line = screen.seen[-1].lstrip("━╸╺ ").rstrip("… ")
             assert len(screen.seen[-1]) <= columns
             assert count[: len(line)] == line[: len(count)]
@@ -162,27 +162,27 @@ def test_it_is_never_wider_than_the_terminal_and_leaves_nothing_of_the_last_line
         (10, "370/1,000…"),
     ],
 )
-def test_what_falls_away_first(screen, monkeypatch, columns, text):
+def test_a_narrow_line_drops_its_parts_in_order(screen, monkeypatch, columns, text):
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal = opened("name")
-    terminal.tell(told(held=12.0, eta=63.0))
+    terminal.tell(report(held=12.0, eta=63.0))
     terminal.close()
     assert screen.kept == [text]
 
 
-def test_where_letters_are_those_of_ascii_so_is_the_line(screen, monkeypatch):
+def test_on_an_ascii_terminal_the_line_is_ascii(screen, monkeypatch):
     monkeypatch.setattr(screen, "encoding", "ascii", raising=False)
     for columns in ("100", "40", "20"):
         monkeypatch.setenv("COLUMNS", columns)
         terminal = opened("name")
-        terminal.tell(told(held=12.0, eta=63.0))
+        terminal.tell(report(held=12.0, eta=63.0))
         terminal.close()
     assert screen.raw.isascii()
     assert screen.kept[0].startswith("-----------                    370/1,000 (37%)  held 12 s")
     assert screen.kept[2] == "370/1,000 (37%)  hel"
 
 
-def test_where_there_are_colours_the_rest_of_the_bar_is_drawn_too(screen, clock, monkeypatch):
+def test_with_colours_the_rest_of_the_bar_is_drawn_too(screen, clock, monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     for _ in progress(range(30), Policy("1/s", clock=clock)):
         clock.advance(1)
@@ -193,7 +193,7 @@ def test_where_there_are_colours_the_rest_of_the_bar_is_drawn_too(screen, clock,
 @pytest.mark.parametrize(
     "where", ["rich.progress.Progress.add_task", "rich.console.Console.push_render_hook"]
 )
-def test_one_that_is_interrupted_as_it_begins_keeps_its_error_and_leaves_the_terminal_free(
+def test_a_loop_that_is_interrupted_at_its_start_raises_its_error_and_frees_the_terminal(
     where, form, screen, clock, monkeypatch
 ):
     def interrupted(*_, **__):
@@ -211,7 +211,7 @@ def test_one_that_is_interrupted_as_it_begins_keeps_its_error_and_leaves_the_ter
         assert not thread.is_alive()
 
 
-def test_leaving_leaves_a_true_line(form, screen, clock):
+def test_a_loop_that_is_left_early_leaves_a_true_line(form, screen, clock):
     policy = Policy("10/s", clock=clock)
 
     def body(item):
@@ -228,14 +228,14 @@ def test_a_second_loop_goes_to_the_log_and_the_next_one_draws_again(form, screen
         assert list(progress(range(3), policy)) == [0, 1, 2]
 
     form.loop(range(2), policy, inner)
-    assert [told["total"] for told in listener.told] == [3, 3] * 2
+    assert [report["total"] for report in listener.reports] == [3, 3] * 2
     form.loop(range(4), policy, lambda item: None)
     assert [line.lstrip("━ ").split("  ")[0] for line in screen.kept] == ["2/2 (100%)", "4/4 (100%)"]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
 @pytest.mark.parametrize("method", ["write", "flush"])
-def test_a_terminal_that_is_gone_stops_nobody(form, screen, clock, monkeypatch, method, error):
+def test_a_terminal_that_is_gone_stops_no_loop(form, screen, clock, monkeypatch, method, error):
     def gone(*args):
         raise error("nobody reads this")
 
@@ -245,18 +245,18 @@ def test_a_terminal_that_is_gone_stops_nobody(form, screen, clock, monkeypatch, 
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_a_terminal_that_cannot_go_back_is_none(form, screen, listener, clock, monkeypatch):
+def test_a_terminal_that_cannot_redraw_gets_log_lines(form, screen, listener, clock, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     form.loop(range(3), Policy("1/s", clock=clock), lambda item: None)
     assert screen.seen == [""]
-    assert len(listener.told) == 2
+    assert len(listener.reports) == 2
 
 
-def test_without_rich_the_log_is_told(form, screen, listener, clock, monkeypatch):
+def test_without_rich_the_progress_is_logged(form, screen, listener, clock, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     form.loop(range(3), Policy("1/s", clock=clock), lambda item: None)
     assert screen.seen == [""]
-    assert len(listener.told) == 2
+    assert len(listener.reports) == 2
 
 
 def threads():
@@ -264,7 +264,7 @@ def threads():
 
 
 def test_a_hold_shows_while_an_item_takes_long(form, screen, monkeypatch):
-    """Who waits for a hold to end does so in the midst of an item."""
+    """A call waits for the end of a hold in the middle of an item."""
     monkeypatch.setattr(progress_module, "TICK_S", 0.01)
     clock = ManualClock(1_000.0)
     policy = Policy("10/s", clock=clock)
@@ -287,7 +287,7 @@ def test_a_hold_shows_while_an_item_takes_long(form, screen, monkeypatch):
     assert threads() == []
 
 
-def test_without_a_thread_it_does_without(form, screen, clock, monkeypatch):
+def test_where_no_thread_can_start_the_line_is_still_drawn(form, screen, clock, monkeypatch):
     def none_left(thread):
         raise RuntimeError("can't start new thread")
 
@@ -334,13 +334,13 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "rich"]
 
 
 def test_where_nothing_is_drawn_rich_is_not_loaded():
-    told = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert "3/3 (100%)" in told.stderr
+    run_ = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=False)
+    assert run_.returncode == 0, run_.stderr
+    assert "3/3 (100%)" in run_.stderr
 
 
 def on_a_terminal(code, columns, interrupted_at=None):
-    """What a process writes to a terminal of this width, and to a stdout that is none."""
+    """The text that a process writes to a terminal of this width, with a stdout that is none."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "TERM")}
@@ -375,7 +375,7 @@ def on_a_terminal(code, columns, interrupted_at=None):
 
 
 def test_a_real_terminal_that_is_narrow():
-    """A key is held for an hour; the line says so while the loop waits, until somebody presses Ctrl-C."""
+    """A key is held for an hour; the line shows it while the loop waits, until Ctrl-C is pressed."""
     raw, printed = on_a_terminal(LOOP, columns=38, interrupted_at=b"held 59 min")
     assert printed == "left\n"
     assert raw.endswith("\r\n")
@@ -390,14 +390,14 @@ def test_a_real_terminal_that_is_narrow():
     assert last == same
 
 
-def test_a_loop_that_is_left_lying_about_does_not_keep_the_process():
+def test_an_abandoned_loop_does_not_keep_the_process_alive():
     raw, printed = on_a_terminal(ABANDONED, columns=80)
     assert printed == "0\n"
     assert raw.lstrip().startswith("0/100 (0%)")
     assert re.search(r"0/100 \(0%\)  stopped in item 1  in \d+ s\r\n$", raw)
 
 
-def test_a_loop_that_is_left_lying_about_in_a_module_with_functions_says_nothing_at_the_exit():
+def test_an_abandoned_loop_in_a_module_with_functions_prints_nothing_at_exit():
     """A function keeps the module's names to the very end, when nothing can be imported any more."""
     raw, printed = on_a_terminal(f"def main(): pass\n{ABANDONED}", columns=80)
     assert printed == "0\n"
