@@ -202,7 +202,7 @@ def test_reset_works_on_gates(place):
     assert gate.check("a")
 
 
-def test_reset_asks_on_a_terminal(place, shaper, screens):
+def test_reset_needs_a_confirmation_on_a_terminal(place, shaper, screens):
     screen = screens("reset", "api:stripe:eu:1", "--store", place[1])
     screen.until("Forget api:stripe:eu:1 (1/min; 100/h)", "[y/N]")
     screen.press("n\n")

@@ -57,7 +57,7 @@ def test_each_planned_call_leaves_when_a_shaper_would_let_it(pair, calls, cost):
             pair[1].shaper.reserve(cost=cost)
         return
     reservations = [pair[1].shaper.reserve(cost=cost, max_wait="26000d") for _ in range(calls)]
-    leaves = [turn.grant.departs_at_us for turn in reservations]
+    leaves = [reservation.grant.departs_at_us for reservation in reservations]
     assert [course.leaves_us(number) for number in range(1, calls + 1)] == leaves
     for instant in (START_US - 1, *leaves, *(at - 1 for at in leaves), leaves[-1] + 1):
         assert course.gone_by(instant) == sum(at <= instant for at in leaves)

@@ -81,15 +81,15 @@ def test_a_shaper_delays_and_refuses_as_the_real_one_does(text, arrivals, max_wa
     clock = ManualClock()
     max_wait = None if max_wait_us is None else max_wait_us / SECOND_US
     shaper = Shaper(**SHAPERS[text], max_wait=max_wait, clock=clock)
-    turns = []
+    reservations = []
     for at in arrivals:
         clock.set(at / SECOND_US)
-        turns.append(shaper.reserve())
-    left = [turn.grant for turn in turns if turn]
+        reservations.append(shaper.reserve())
+    left = [reservation.grant for reservation in reservations if reservation]
     run = Contender.parse(text).run(arrivals, max_wait_us)
     assert run.departures_us == [grant.departs_at_us for grant in left]
     assert run.waits_us == [grant.wait_us for grant in left]
-    assert run.refused == len(turns) - len(left)
+    assert run.refused == len(reservations) - len(left)
 
 
 @given(runs, st.integers(1, 20))

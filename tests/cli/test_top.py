@@ -506,11 +506,11 @@ def test_workers_keep_their_pace_meanwhile(server):
     store = RedisStore.from_url(server.url)
     crowded(store)
     shaper = Shaper("20/s", name="paced", store=store)
-    turns, over = [], threading.Event()
+    reservations, over = [], threading.Event()
 
     def work():
         while not over.is_set():
-            turns.append(shaper.schedule())
+            reservations.append(shaper.schedule())
 
     # So many calls that the next slots are taken long before they come.
     workers = [threading.Thread(target=work) for _ in range(10)]
@@ -521,7 +521,7 @@ def test_workers_keep_their_pace_meanwhile(server):
     over.set()
     for worker in workers:
         worker.join()
-    slots = sorted((turn.grant.departs_at_us, turn.delay) for turn in turns)
+    slots = sorted((reservation.grant.departs_at_us, reservation.delay) for reservation in reservations)
     assert len(slots) > 10
     apart = [(late - early, delay) for (early, _), (late, delay) in pairwise(slots)]
     # Where a stall stops them, a late call moves the line by a slot or more, or finds no call behind it.

@@ -30,7 +30,7 @@ class StrictFleet:
 
     def test_no_call_is_refused_for_its_requests_or_tokens(self, seen):
         provider, fleet = seen
-        assert len(provider.refusals) == fleet.failed == 1  # the one that the server was told to refuse
+        assert len(provider.refusals) == fleet.failed == 1  # the one that the test makes the server refuse
         assert fleet.answered == len(provider.arrivals) - 1
 
     def test_most_of_the_limit_is_used(self, seen):

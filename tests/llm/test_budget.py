@@ -295,8 +295,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("error", "tokens", "turn"), CASES.values(), ids=CASES)
-def test_an_error_gives_back_what_it_did_not_cost(world, budget, used, error, tokens, turn):
+@pytest.mark.parametrize(("error", "tokens", "slot_s"), CASES.values(), ids=CASES)
+def test_an_error_gives_back_what_it_did_not_cost(world, budget, used, error, tokens, slot_s):
     one = budget(requests="1/s", tokens="60k/min", capacity=60_000)
     if error is QueueFullError:
         full = LLMBudget(requests="1/h", tokens="1k/h", max_wait=0, clock=one._store.clock)
@@ -308,7 +308,7 @@ def test_an_error_gives_back_what_it_did_not_cost(world, budget, used, error, to
         world.enter(one.admit(700), raising(error))
     assert used(one) == tokens
     held = 1.0 if isinstance(error, RefusedByServer) and error.response.status_code == 429 else 0.0
-    assert one.policies["requests"].forecast().first_in == turn + held
+    assert one.policies["requests"].forecast().first_in == slot_s + held
 
 
 def test_an_error_after_a_settlement_changes_nothing(world, budget, used):

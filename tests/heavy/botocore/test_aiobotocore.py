@@ -31,13 +31,13 @@ def test_attempts_wait_and_the_loop_goes_on(server, aclient):
             shape(client, rate="1/s")
             await client.list_queues()
             waiting = asyncio.create_task(client.list_queues())
-            begun, turns = time.monotonic(), 0
+            begun, steps = time.monotonic(), 0
             while not waiting.done():
                 await asyncio.sleep(0.01)
-                turns += 1
+                steps += 1
             await waiting
             assert time.monotonic() - begun >= 0.5
-            assert turns >= 5
+            assert steps >= 5
 
     run(body)
     assert server.statuses == [200, 200]

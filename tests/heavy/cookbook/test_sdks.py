@@ -211,7 +211,7 @@ def part(heading: str) -> str:
     return found[1]
 
 
-def in_turn(call: Call, made: dict[str, Any], calls: int = 3) -> None:
+def in_sequence(call: Call, made: dict[str, Any], calls: int = 3) -> None:
     """Calls, one after the other."""
 
     async def asynchronous():
@@ -232,7 +232,7 @@ def sdk(request):
 
 def test_each_call_of_an_sdk_takes_a_slot(sdk, page, left):
     heading, call = sdk
-    in_turn(call, page(heading))
+    in_sequence(call, page(heading))
     assert left == pytest.approx([0.0, 0.1, 0.2])
 
 
@@ -243,9 +243,9 @@ def test_after_a_429_the_next_request_of_any_caller_waits(sdk, page, server, lef
     made = page(heading)
     repeats = call.__name__.removesuffix("_async") in REPEATING
     with nullcontext() if repeats else pytest.raises(Exception, match=r"429|slow down|rate"):
-        in_turn(call, made, 1)
+        in_sequence(call, made, 1)
     assert len(left) == 1 + repeats
-    in_turn(call, made, 1)
+    in_sequence(call, made, 1)
     assert left == pytest.approx([0.0, 7.1, 7.2] if repeats else [0.0, 7.1])
 
 

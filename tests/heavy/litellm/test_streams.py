@@ -1,4 +1,4 @@
-"""Streams: they settle what they tell, or what LiteLLM or `budget.wrap` has seen of them."""
+"""Streams settle the usage that they contain, or what LiteLLM or `budget.wrap` has seen of them."""
 
 import asyncio
 import gc

@@ -106,8 +106,8 @@ def test_the_first_due_messages_are_taken_in_order_and_are_on_the_books(redis, w
     due = sorted(wait for wait in waits if wait <= ahead)[:most]
     before = time.time()
     # Messages whose slots have passed come last: some with slots to come may still be in time.
-    in_turn = [f"m{wait}" for wait in sorted(due, key=lambda wait: (wait < 0, wait))]
-    assert newly_taken(parking, ahead=ahead * 10.0 + 10.0, most=most) == in_turn
+    in_order = [f"m{wait}" for wait in sorted(due, key=lambda wait: (wait < 0, wait))]
+    assert newly_taken(parking, ahead=ahead * 10.0 + 10.0, most=most) == in_order
     assert {tag: json.loads(text) for tag, text in redis.hgetall(BOOKS[1]).items()} == {
         f"tag-m{wait}": [f"m{wait}", "exchange", 'key "1/é"'] for wait in due
     }
@@ -295,7 +295,7 @@ def test_one_queue_may_be_claimed_earlier_than_the_others(parking):
     assert [claim.name for claim in parking.claim(10, 2)] == ["two@other"]
 
 
-def test_no_more_are_claimed_than_asked_for_and_the_first_first(parking):
+def test_a_bounded_number_of_messages_is_claimed_in_order(parking):
     for wait in (3, 1, 2):
         parking.park(f"n{wait}", wait, ["told", "body"])
     assert [claim.name for claim in parking.claim(10, 2)] == ["n1", "n2"]

@@ -21,9 +21,9 @@ def outcome(result):
 
 def line(task, key):
     """Puts so long a line in front of new calls that none of them may wait."""
-    turn = task.shaped.policy.shaper.reserve(key, cost=1_000, max_wait="1h")
-    assert turn
-    return turn
+    reservation = task.shaped.policy.shaper.reserve(key, cost=1_000, max_wait="1h")
+    assert reservation
+    return reservation
 
 
 class TestFail:

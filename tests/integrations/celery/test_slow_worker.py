@@ -170,7 +170,7 @@ def test_messages_leave_at_the_rate_although_all_are_late(
     slow = Slow(clock, monkeypatch, shape, look_s=0.0)
     for number in range(60):
         slow.deliver(slow.message(number))
-    # Nobody looks at them meanwhile.
+    # The worker looks at none of them meanwhile.
     clock.advance(down_s)
     slow.look_s = look_s
     began = clock.now()

@@ -59,7 +59,7 @@ async def test_requests_leave_on_the_grid_and_arrive_as_they_were(server, clock,
     assert {arrival.headers["x-one"] for arrival in server.arrivals} == {"1"}
 
 
-async def test_requests_leave_in_the_order_in_which_they_asked(server):
+async def test_requests_leave_in_the_order_of_their_calls(server):
     left = []
 
     async def noting(request, handler):

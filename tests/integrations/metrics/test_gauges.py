@@ -139,7 +139,7 @@ def test_a_store_that_is_gone_is_counted_and_fails_no_scrape(store, registry, sc
     assert seen("shapekit_queue_delay_seconds", **STRIPE) == 0
 
 
-def test_a_store_is_asked_though_no_key_has_a_label(store, registry, scrape):
+def test_a_store_is_probed_though_no_key_has_a_label(store, registry, scrape):
     gone = FaultyStore(store)
     tenants = Policy("10/s", name="tenants", store=gone, key="{tenant}")
     with instrument(tenants, registry=registry):

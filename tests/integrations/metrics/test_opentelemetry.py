@@ -65,8 +65,8 @@ def test_calls_and_waits(clock, provider, collect):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, meter_provider=provider):
         call(stripe, 2)
-        for turn in [stripe.shaper.reserve() for _ in range(2)][::-1]:
-            turn.cancel()
+        for reservation in [stripe.shaper.reserve() for _ in range(2)][::-1]:
+            reservation.cancel()
         with pytest.raises(QueueFullError):
             call(stripe, max_wait=0)
         seen = collect()

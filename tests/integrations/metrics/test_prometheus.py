@@ -23,11 +23,11 @@ def test_calls_are_counted_by_their_outcome(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock, quota="6/day")
     with instrument(stripe, registry=registry):
         call(stripe, 3)
-        turns = [stripe.shaper.reserve(), stripe.shaper.reserve()]
+        reservations = [stripe.shaper.reserve(), stripe.shaper.reserve()]
         with pytest.raises(QueueFullError):
             stripe.shaper.schedule(max_wait=0)
-        for turn in turns[::-1]:
-            assert turn.cancel()
+        for reservation in reservations[::-1]:
+            assert reservation.cancel()
         call(stripe, 3)
         with pytest.raises(QuotaExhaustedError):
             call(stripe)
@@ -45,8 +45,8 @@ def test_waits_are_the_seconds_that_callers_waited(clock, registry, scrape):
     waits = [0.0]
     with instrument(stripe, registry=registry):
         call(stripe)
-        for turn in [stripe.shaper.reserve() for _ in range(4)]:
-            turn.cancel()
+        for reservation in [stripe.shaper.reserve() for _ in range(4)]:
+            reservation.cancel()
         call(stripe)  # 0.1 s
         stripe.shaper.hold("2s")
         call(stripe)  # 2.1 s: after the hold, and after the one before

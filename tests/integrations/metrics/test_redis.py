@@ -85,7 +85,7 @@ def test_a_damaged_state_is_no_fault_of_the_other_policies_there(server, store, 
     assert seen("shapekit_queue_delay_seconds", policy="github", key="default") == 0
 
 
-def test_a_server_is_asked_though_no_key_has_a_label(server, store, registry, scrape):
+def test_a_server_is_probed_though_no_key_has_a_label(server, store, registry, scrape):
     tenants = Policy("10/s", name="tenants", store=store, key="{tenant}")
     with instrument(tenants, registry=registry, keys=0):
         assert scrape()("shapekit_store_up", policy="tenants") == 1

@@ -73,13 +73,13 @@ def test_exactly_as_many_retries_happen_as_the_budget_pays_for(share, reserve, c
     store, model = MemoryStore(clock), Model(reserve)
     workers = [worker(store, share, reserve) for _ in range(3)]
     retries = 0
-    for number, (who, failures, days) in enumerate(calls, 1):
+    for number, (caller, failures, days) in enumerate(calls, 1):
         clock.advance(days * DAY_S)
         model.earn(share)
         expected = 0
         while expected < failures and model.spend():
             expected += 1
-        retried = attempts_of(workers[who], failures) - 1
+        retried = attempts_of(workers[caller], failures) - 1
         assert retried == expected
         retries += retried
         assert retries <= share * number + reserve
@@ -93,9 +93,9 @@ def test_no_budgets_on_one_store_are_ever_exceeded(budgets, calls, same):
         for number, budget in enumerate(budgets)
     ]
     made, retried = [0, 0, 0], [0, 0, 0]
-    for who, failures, _ in calls:
-        made[who] += 1
-        retried[who] += attempts_of(workers[who], failures) - 1
+    for caller, failures, _ in calls:
+        made[caller] += 1
+        retried[caller] += attempts_of(workers[caller], failures) - 1
         earned = [share * calls for (share, _), calls in zip(budgets, made, strict=True)]
         if same:
             assert sum(retried) <= sum(earned) + max(reserve for _, reserve in budgets)
@@ -118,23 +118,23 @@ def store(request, tmp_path):
 
 def test_every_store_keeps_the_same_account(store):
     budget, model = RetryBudget(store, "upstream.retries", share=0.3, reserve=2), Model(2)
-    for turn in range(60):
-        if turn % 3:
+    for step in range(60):
+        if step % 3:
             run(budget.earn)
             model.earn(0.3)
-        for _ in range(turn % 2 + 1):
-            assert run(budget.spend) == model.spend(), turn
+        for _ in range(step % 2 + 1):
+            assert run(budget.spend) == model.spend(), step
     assert model.tokens != 2
 
 
 @pytest.mark.anyio
 async def test_every_store_keeps_the_same_account_awaited(store):
     budget, model = RetryBudget(store, "upstream.retries", share=0.3, reserve=2), Model(2)
-    for turn in range(30):
-        if turn % 3:
+    for step in range(30):
+        if step % 3:
             await budget.earn(TASKS)
             model.earn(0.3)
-        assert await budget.spend(TASKS) == model.spend(), turn
+        assert await budget.spend(TASKS) == model.spend(), step
     await store.aclose()
 
 
