@@ -1,4 +1,4 @@
-"""What the same calls cost at another commit: `python tests/benchmarks/beside.py FOLDER --only redis`.
+"""The cost of the same calls at another commit: `python tests/benchmarks/beside.py FOLDER --only redis`.
 
 FOLDER holds the other commit: `git worktree add --detach FOLDER COMMIT`. Both run in turns, each round in a
 process of its own. A row begins with the ratio of the best rounds, which a busy machine disturbs least, and
@@ -34,14 +34,14 @@ print(json.dumps(to_json([group])))
 
 def figures(folder: Path, group: str, share: float) -> dict[tuple[str, ...], float]:
     """One round of a group, by the code of that folder: each figure by its table, line and column."""
-    told = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-c", ROUND, GROUPS[group], str(share)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         stdout=subprocess.PIPE,
         check=True,
     )
-    [read] = json.loads(told.stdout)  # plainly: the other commit may have told less of itself
+    [read] = json.loads(run.stdout)  # plainly: the other commit may have had fewer fields
     return {
         (str(place), f"{line['library']} {line['name']}", column): median(rounds)
         for place, table in enumerate(read["tables"], 1)
@@ -57,14 +57,14 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=GROUPS, required=True, help="a group")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--share", type=float, default=0.4, help="of the length of a round")
-    asked = parser.parse_args()
-    for group in asked.only:
+    arguments = parser.parse_args()
+    for group in arguments.only:
         rounds = []
-        for number in range(asked.rounds):
-            progress.say(f"{group}, round {number + 1} of {asked.rounds}")
-            trees = [asked.folder.resolve(), ROOT][:: 1 if number % 2 else -1]
-            found = {tree: figures(tree, group, asked.share) for tree in trees}
-            rounds.append((found[ROOT], found[asked.folder.resolve()]))
+        for number in range(arguments.rounds):
+            progress.say(f"{group}, round {number + 1} of {arguments.rounds}")
+            trees = [arguments.folder.resolve(), ROOT][:: 1 if number % 2 else -1]
+            found = {tree: figures(tree, group, arguments.share) for tree in trees}
+            rounds.append((found[ROOT], found[arguments.folder.resolve()]))
         progress.end()
         for name in sorted(set.intersection(*(own.keys() & its.keys() for own, its in rounds))):
             own, its = zip(*((own[name], its[name]) for own, its in rounds), strict=True)

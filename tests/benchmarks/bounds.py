@@ -10,9 +10,10 @@ ROOM = {
     **dict.fromkeys(("bytecodes", "calls", "bytes", "bytes sent", "bytes received"), 0.05),
     "% of the floor": 0.40,
 }
-"""The share by which a figure may grow unasked. What is not here may not grow at all.
+"""The share by which a figure may grow without a change of its bound. Other figures may not grow at all.
 
-A time as a ratio to another differs from one processor to the next by up to a fifth."""
+A time as a ratio to another differs from one processor to the next by up to a fifth.
+"""
 
 
 def most(what: str, bound: int) -> int:
@@ -21,7 +22,7 @@ def most(what: str, bound: int) -> int:
 
 
 def compared(found: Mapping[str, Mapping[str, int]], bounds: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """A sentence for each figure that is too large, and each path that only one of the two knows."""
+    """A sentence for each figure that is too large, and each path that only one of the two has."""
     complaints = [f"{path}: has bounds and is not measured" for path in bounds.keys() - found.keys()]
     for path, figures in found.items():
         known = bounds.get(path, {})

@@ -1,4 +1,4 @@
-"""What callers leave behind who are cancelled while they wait."""
+"""The cost of callers that are cancelled while they wait."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def crowd_gone(limits: str, crowd: int) -> Figures:
     """One round of a crowd that gives up."""
     rate, gates = LIMITS[limits]
     shaper = Shaper(rate, gates=gates, clock=ManualClock(1e9), max_wait="3650d")
-    turns = [shaper.reserve() for _ in range(crowd)]
-    random.Random(crowd).shuffle(turns)
+    reservations = [shaper.reserve() for _ in range(crowd)]
+    random.Random(crowd).shuffle(reservations)
     began = time.process_time()
-    for turn in turns:
-        turn.cancel()
+    for reservation in reservations:
+        reservation.cancel()
     spent = time.process_time() - began
     return {A_CANCEL: spent * 1e6 / crowd, NEXT: shaper.reserve().delay * 1e3}
 
 
 def crowds(effort: Effort) -> Table:
-    """What it takes until a crowd is gone."""
+    """The time until a crowd is gone."""
     lines = []
     for limits in LIMITS:
         for crowd in (effort.of(crowd) for crowd in CROWDS):
@@ -88,7 +88,7 @@ def crowds(effort: Effort) -> Table:
 
 
 def measure(effort: Effort) -> Group:
-    """Everybody who waits."""
+    """All libraries that wait."""
     with RedisServer() as server:
 
         def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:

@@ -48,7 +48,7 @@ def make_app(url: str) -> Celery:
 
 
 def per_second(app: Celery, broker: RedisServer, name: str, queue: str, calls: int) -> float:
-    """How many a worker does."""
+    """Tasks a second of a worker."""
     for _ in range(calls):
         app.tasks[name].apply_async(queue=queue)
     with broker.client() as client:

@@ -1,4 +1,4 @@
-"""Counting: what a call executes, by number, which no other program on the machine can change."""
+"""Counting: what a call executes, in numbers that no other program on the machine can change."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_ours(code: CodeType) -> bool:
 class Traced:
     """Counts while it is entered, on this thread.
 
-    Only bytecodes of shapekit: those of anyio or httpx are another version's tomorrow. What they are asked
-    for is counted as calls.
+    Only bytecodes of shapekit: those of anyio or httpx change with their versions. Calls into them are
+    counted as calls.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def work_of(call: Callable[[], Any], attempts: int = 25) -> Work:
 
 
 def awaited(tasks: asyncio.Runner, step: Callable[[], Awaitable[object]]) -> Callable[[], None]:
-    """Awaits what `step` makes in a task, as its users do, and keeps no result: asyncio would show it."""
+    """Awaits what `step` makes in a task, as users do, and keeps no result: asyncio would show it."""
 
     async def task() -> None:
         await step()

@@ -1,4 +1,4 @@
-"""A hundred callers who come at once."""
+"""A hundred callers that come at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = [Column(TIME, "s", 2, compared=True), Column(SWAPPED, "pairs", 0), Col
 
 
 async def crowd(waiting: Waiting, wire: Wire) -> Figures:
-    """One round. Whoever is on Redis has a crowd before, which opens the connections."""
+    """One round. Libraries on Redis have a crowd before, which opens the connections."""
     if waiting.bursts:
         raise Cannot("calls leave at once")
     left: list[int] = []
@@ -54,7 +54,7 @@ async def crowd(waiting: Waiting, wire: Wire) -> Figures:
 
 
 def measure(effort: Effort) -> Group:
-    """Everybody who waits."""
+    """All libraries that wait."""
     with RedisServer() as server, Wire(server.port) as wire:
 
         def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:

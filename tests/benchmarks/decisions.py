@@ -1,4 +1,4 @@
-"""What a decision costs, in one process."""
+"""The cost of a decision, in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = ("shapekit", "GCRA")
 
 
 def measure(effort: Effort) -> Group:
-    """Every strategy of everybody."""
+    """Every strategy of every library."""
     able, unable = offering("decisions")
     subjects = [floor()]
     for _, module in able:
@@ -38,7 +38,7 @@ def goals(lines: list[Line]) -> list[Goal]:
     log = next(name for name in ours if name.startswith("SlidingWindowLog"))
     slowest = max(ours.keys() - {log}, key=lambda name: ours[name])
     folded = max(composites, key=lambda name: composites[name])
-    told = [
+    found = [
         Goal("Gate(GCRA).check / floor", gcra / base, 3.5),
         Goal(f"the slowest other strategy ({slowest}) / floor", ours[slowest] / base, 6),
         Goal(f"{log} / floor", ours[log] / base, 12),
@@ -48,5 +48,5 @@ def goals(lines: list[Line]) -> list[Goal]:
     if peers:
         fastest = min(peers, key=lambda peer: peers[peer])
         what = f"Gate(GCRA).check / the fastest of {', '.join(COMPARED)} ({' '.join(fastest)})"
-        told.insert(1, Goal(what, gcra / peers[fastest], 0.6))
-    return told
+        found.insert(1, Goal(what, gcra / peers[fastest], 0.6))
+    return found

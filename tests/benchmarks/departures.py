@@ -1,4 +1,4 @@
-"""Departures: what the instants at which calls left say about whoever let them go."""
+"""Departures: what the instants at which calls left say about the library that let them go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def inversions(left: Sequence[int]) -> int:
-    """How many pairs swapped: who asked before another and left after it.
+    """How many pairs swapped: calls that asked before another one and left after it.
 
     `left` holds the numbers in the order of asking, as they left.
     """

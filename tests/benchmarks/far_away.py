@@ -74,15 +74,15 @@ def measure(effort: Effort) -> Group:
     finally:
         far.close()
         server.close()
-    told = lines["1s"]
+    prefetching = lines["1s"]
     table = Table(
         f"{THREADS} threads at {RATE}/s, 50 ms from Redis",
         [Column(OF_THE_LIMIT, digits=3), Column(TRIPS, digits=3, compared=True)],
         list(lines.values()),
-        ("shapekit", told.name),
+        ("shapekit", prefetching.name),
     )
     goals = [
-        Goal("of the limit, with prefetch", told.median(OF_THE_LIMIT) or 0.0, 0.95, less=False),
-        Goal("trips a call, with prefetch", told.median(TRIPS) or 1.0, 1 / 20),
+        Goal("of the limit, with prefetch", prefetching.median(OF_THE_LIMIT) or 0.0, 0.95, less=False),
+        Goal("trips a call, with prefetch", prefetching.median(TRIPS) or 1.0, 1 / 20),
     ]
     return Group(NAME, "Redis far away", METHOD, [table], goals)

@@ -1,9 +1,10 @@
-"""It executes no more than it did: `python tests/benchmarks/gate.py`, and `--update` when it may.
+"""The hot paths execute no more than before: `python tests/benchmarks/gate.py`, `--update` if they may.
 
-What the hot paths execute is counted, so that a busy machine says the same as an idle one: bytecodes of
-ours, calls that leave our code, round trips, bytes and commands to Redis, bytes kept for a key. The hottest
-are timed as well, as a ratio to the least that a limiter can do. Each may exceed its figure in bounds.json
-by its room. Versions of Python have bytecodes of their own, and so bounds of their own.
+The gate counts what the hot paths execute, so that a busy machine gives the same figures as an idle one:
+bytecodes of shapekit, calls that leave its code, round trips, bytes and commands to Redis, bytes kept for a
+key. The hottest paths are timed as well, as a ratio to the least that a limiter can do. Each figure may
+exceed its bound in bounds.json by its room. Versions of Python have bytecodes of their own, and so bounds of
+their own.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def main() -> int:
     """Measure, and compare or write down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--update", action="store_true", help="write what is measured as the new bounds")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     version = "{}.{}".format(*sys.version_info)
     bounds = json.loads(BOUNDS.read_text(encoding="utf-8")) if BOUNDS.exists() else {}
     found = measured()
-    if asked.update:
+    if arguments.update:
         bounds[version] = found
         text = json.dumps(dict(sorted(bounds.items())), indent=1)
         BOUNDS.write_text(text + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What a wrapper adds to a request.
+"""The cost that a wrapper adds to a request.
 
-Requests go to the least server there is, in a process of its own, and nothing ever waits for its slot. The
-bare client and the shaped one take turns, pair by pair, so that a noisy moment falls on both.
+Requests go to the least server there is, in a process of its own, and none ever waits for its slot. The bare
+client and the shaped one take turns, pair by pair, so that a noisy moment falls on both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RATIO, BARE = "shaped / bare", "bare"
 COLUMNS = [Column(RATIO, "×", 3), Column(BARE, "µs", 0)]
 CROWD_COLUMNS = [Column(RATIO, "×", 3), Column(BARE, "", 0)]
 
-Told: TypeAlias = dict[str, list[float]]
+Rounds: TypeAlias = dict[str, list[float]]
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def server() -> Iterator[str]:
 
 
 class Pairs:
-    """Two calls in turns, and what each took."""
+    """Two calls in turns, and the time of each."""
 
     def __init__(self, bare: Callable[[], Any], shaped: Callable[[], Any], effort: Effort) -> None:
         self._orders = ((bare, shaped), (shaped, bare))
@@ -77,7 +77,7 @@ class Pairs:
             if number:
                 self._taken.append(taken)
 
-    def told(self) -> Told:
+    def summary(self) -> Rounds:
         """The ratio of each round, and the median µs of its bare requests."""
         bare, shaped = self._orders[0]
         return {
@@ -86,41 +86,41 @@ class Pairs:
         }
 
 
-def sync_pairs(bare: Callable[[], Any], shaped: Callable[[], Any], effort: Effort) -> Told:
+def sync_pairs(bare: Callable[[], Any], shaped: Callable[[], Any], effort: Effort) -> Rounds:
     """What two calls took."""
     both = Pairs(bare, shaped, effort)
     for call, note in both.turns():
         start = time.perf_counter()
         call()
         note(time.perf_counter() - start)
-    return both.told()
+    return both.summary()
 
 
 async def async_pairs(
     bare: Callable[[], Awaitable[Any]], shaped: Callable[[], Awaitable[Any]], effort: Effort
-) -> Told:
+) -> Rounds:
     """`sync_pairs`, awaitable."""
     both = Pairs(bare, shaped, effort)
     for call, note in both.turns():
         start = time.perf_counter()
         await call()
         note(time.perf_counter() - start)
-    return both.told()
+    return both.summary()
 
 
-def httpx_sync(url: str, effort: Effort) -> Told:
+def httpx_sync(url: str, effort: Effort) -> Rounds:
     """One httpx.Client beside another."""
     with httpx.Client() as bare, httpx.Client(transport=ShapedTransport(rate=FAR)) as shaped:
         return sync_pairs(lambda: bare.get(url), lambda: shaped.get(url), effort)
 
 
-async def httpx_async(url: str, make: Callable[[], httpx.AsyncBaseTransport], effort: Effort) -> Told:
+async def httpx_async(url: str, make: Callable[[], httpx.AsyncBaseTransport], effort: Effort) -> Rounds:
     """One httpx.AsyncClient beside another."""
     async with httpx.AsyncClient() as bare, httpx.AsyncClient(transport=make()) as shaped:
         return await async_pairs(lambda: bare.get(url), lambda: shaped.get(url), effort)
 
 
-def requests_sync(url: str, make: Callable[[], requests.adapters.BaseAdapter], effort: Effort) -> Told:
+def requests_sync(url: str, make: Callable[[], requests.adapters.BaseAdapter], effort: Effort) -> Rounds:
     """One requests.Session beside another."""
     with requests.Session() as bare, requests.Session() as shaped:
         shaped.mount("http://", make())
@@ -148,7 +148,7 @@ async def httpx_redis(url: str, redis_server: RedisServer, effort: Effort) -> li
     ]
 
 
-async def aiohttp_pairs(url: str, effort: Effort) -> Told:
+async def aiohttp_pairs(url: str, effort: Effort) -> Rounds:
     """One aiohttp.ClientSession beside another."""
 
     async def get(session: aiohttp.ClientSession) -> None:
@@ -165,7 +165,7 @@ async def aiohttp_pairs(url: str, effort: Effort) -> Told:
 async def aiohttp_crowd(url: str, effort: Effort) -> list[Line]:
     """Many requests at once in one aiohttp.ClientSession beside another.
 
-    Throughput suffers from whatever else the machine does; what a request costs this thread hardly does.
+    Throughput suffers from other work of the machine; what a request costs this thread hardly does.
     """
     each = max(1, effort.of(8 * 300) // CALLERS)
 
@@ -204,7 +204,7 @@ async def aiohttp_crowd(url: str, effort: Effort) -> list[Line]:
     ]
 
 
-def attempted(library: str, name: str, run: Callable[[], Told]) -> Line:
+def attempted(library: str, name: str, run: Callable[[], Rounds]) -> Line:
     """A line, or the reason why it is none."""
     say(f"{library} {name}")
     try:

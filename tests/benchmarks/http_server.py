@@ -1,7 +1,7 @@
 """The least HTTP server, in a process of its own: `python http_server.py`.
 
-Says its port, and ends with its input. One answer for every request, without a look at it: what is
-measured is the client.
+Prints its port, and ends with its input. It gives one answer to every request, without reading it: the client
+is measured.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ IMPORT = "import time; a = time.thread_time_ns(); import {module}; print(time.th
 
 def import_ms(module: str) -> float:
     """ms that a fresh interpreter takes."""
-    # The bytecode is written by the first import, wherever the environment would forbid it.
+    # The first import writes the bytecode, also where the environment would forbid it.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", IMPORT.format(module=module)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
@@ -31,7 +31,7 @@ def import_ms(module: str) -> float:
 
 
 def measure(effort: Effort) -> Group:
-    """Everybody."""
+    """All libraries."""
     cached = set()
 
     def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:

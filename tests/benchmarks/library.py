@@ -1,7 +1,7 @@
 """Library: one of those that are measured side by side, and what it offers.
 
-Each has a module in `libraries/`, which uses it as its documentation tells and says what it cannot do.
-One that is not installed, or fails, keeps its line in every table, with the reason in place of figures.
+Each has a module in `libraries/`, which uses it as its documentation says and names what it cannot do. A
+library that is not installed, or fails, keeps its line in every table, with the reason in place of figures.
 """
 
 from __future__ import annotations

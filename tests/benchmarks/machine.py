@@ -13,7 +13,7 @@ from ..redis_server import redis_program
 from .library import MODULES
 
 BESIDE = ("anyio", "httpx", "requests", "aiohttp", "celery", "redis")
-"""What stands between a call and its server."""
+"""Packages between a call and its server."""
 
 
 def machine() -> dict[str, str]:
@@ -40,6 +40,6 @@ def _version(name: str) -> str:
 
 
 def _redis_version() -> str:
-    said = subprocess.run([redis_program(), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"v=(\S+)", said)
-    return found[1] if found else said.strip()
+    output = subprocess.run([redis_program(), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"v=(\S+)", output)
+    return found[1] if found else output.strip()

@@ -26,7 +26,7 @@ from time import thread_time_ns
         answer = {call}
     return thread_time_ns() - start, answer
 """
-"""The loop costs a few ns, the same for everybody; no wrapper stands between it and the call."""
+"""The loop costs a few ns, the same for every subject; no wrapper stands between it and the call."""
 
 NS = "a call"
 

@@ -1,4 +1,4 @@
-"""What a key costs while it is remembered: in the process, and in Redis."""
+"""The memory of a key while it is remembered: in the process, and in Redis."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def there(module: Any, name: str, server: RedisServer, keys: int) -> Figures:
 
 
 def names_of(opened: AbstractContextManager[dict[str, Any]]) -> list[str]:
-    """What is offered."""
+    """The subjects on offer."""
     with opened as calls:
         return list(calls)
 
 
 def measure(effort: Effort) -> Group:
-    """Everybody who has keys."""
+    """All libraries with keys."""
     with RedisServer() as server:
 
         def offered_here(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:

@@ -1,4 +1,4 @@
-"""What it costs a call that leaves at once to be counted."""
+"""The cost of metrics for a call that leaves at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_round(watched: AbstractContextManager[object], calls: int) -> float:
 
 
 def measure(effort: Effort) -> Group:
-    """Everybody who counts."""
+    """All libraries with metrics."""
     rounds: dict[str, list[float]] = {name: [] for name in SUBJECTS}
     for number in range(2 * effort.rounds):
         say(f"round {number + 1} of {2 * effort.rounds}")

@@ -1,6 +1,6 @@
-"""What the look for an override costs Redis and a caller: `python -m tests.benchmarks.overrides`.
+"""The cost of looking for an override, for Redis and for a caller: `python -m tests.benchmarks.overrides`.
 
-The server's own count of the time that it spends in a script: as it is, with the look taken out, and with an
+The server's own count of the time that it spends in a script: unchanged, with the look taken out, and with an
 override of the key. And the wall time of a call in memory, without and with an override. All in turns, so
 that a busy machine disturbs each alike; the median of the rounds.
 """
@@ -37,8 +37,8 @@ def server_us(client: Any, words: list[Any]) -> float:
     for _ in range(CALLS):
         pipe.execute_command(*words)
     pipe.execute()
-    told = client.info("commandstats")["cmdstat_evalsha"]
-    return float(told["usec"]) / CALLS
+    figures = client.info("commandstats")["cmdstat_evalsha"]
+    return float(figures["usec"]) / CALLS
 
 
 def wall_us(call: Callable[[], Any]) -> float:
@@ -55,7 +55,7 @@ def put(store: Any, name: str) -> None:
 
 
 def on_redis(server: RedisServer) -> dict[str, Callable[[], float]]:
-    """What to measure, by what it is called."""
+    """The subjects to measure, by name."""
     store, client = RedisStore.from_url(server.url), server.client()
     found: dict[str, Callable[[], float]] = {}
     for kind, is_gate, operation, args in (
@@ -70,7 +70,7 @@ def on_redis(server: RedisServer) -> dict[str, Callable[[], float]]:
             made: Any = (
                 Gate(GCRA(RATE), store=store, name=name) if is_gate else Shaper(RATE, store=store, name=name)
             )
-            # The first call brings the script, and hears of the override.
+            # The first call loads the script, and learns of the override.
             for _ in range(2):
                 made.check("key") if is_gate else made.reserve("key")
             program = made._program if is_gate else made.core.queue
@@ -108,5 +108,5 @@ if __name__ == "__main__":
         for _ in range(ROUNDS):
             for name, measure in subjects.items():
                 rounds[name].append(measure())
-    for name, told in sorted(rounds.items()):
-        print(f"{name}: {statistics.median(told):.2f} µs, best {min(told):.2f} µs")
+    for name, figures in sorted(rounds.items()):
+        print(f"{name}: {statistics.median(figures):.2f} µs, best {min(figures):.2f} µs")

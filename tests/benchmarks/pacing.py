@@ -1,4 +1,4 @@
-"""How evenly calls leave where more of them want to than may."""
+"""How evenly calls leave where more calls come than may leave."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 async def paced(waiting: Waiting, url: str, seconds: float) -> Run:
-    """One round. Whoever is on Redis has some calls before, which open the connections."""
+    """One round. Libraries on Redis make some calls before, which open the connections."""
     left: list[float] = []
     is_over = False
 
@@ -86,7 +86,7 @@ def one_round(waiting: Waiting, url: str, seconds: float) -> Figures:
 
 
 def measure(effort: Effort) -> Group:
-    """Everybody who waits."""
+    """All libraries that wait."""
     seconds = max(1.3, SECONDS * effort.share)
     with RedisServer() as server:
 

@@ -60,7 +60,7 @@ def unpadded(text: str) -> str:
 
 
 def alternative(each: Table | Course) -> str:
-    """What a reader is told who sees no pictures."""
+    """The text for readers who see no pictures."""
     if isinstance(each, Course):
         most = max(map(sum, zip(*each.counts.values(), strict=True)))
         return (

@@ -1,4 +1,4 @@
-"""Paths: the calls that programs make all the time, each counted. The gate holds what is found here."""
+"""Paths: the calls that programs make all the time, each counted. The gate holds the figures found here."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def on_redis() -> Iterator[tuple[str, Figures]]:
             }.items():
                 for _ in range(3):
                     await asyncio.gather(*(call("key") for _ in range(64)))
-                told = []
+                traffic = []
                 for _ in range(CALLS):
                     before = wire.traffic
                     await asyncio.gather(*(call("key") for _ in range(64)))
-                    told.append(wire.traffic.since(before))
-                trips, sent, received = [int(median(each)) for each in zip(*told, strict=True)]
+                    traffic.append(wire.traffic.since(before))
+                trips, sent, received = [int(median(each)) for each in zip(*traffic, strict=True)]
                 found.append((name, {"trips": trips, "bytes sent": sent, "bytes received": received}))
             await store.aclose()
             return found
@@ -156,13 +156,13 @@ def _sent(call: Callable[[], Any], wire: Wire, client: Any) -> Figures:
     before = wire.traffic
     for _ in range(CALLS):
         call()
-    told = wire.traffic.since(before)
+    traffic = wire.traffic.since(before)
     stats = client.info("commandstats")
     ours = sum(stat["calls"] for name, stat in stats.items() if not name.startswith(_ASKING))
     return {
-        "trips": told.trips // CALLS,
-        "bytes sent": told.sent // CALLS,
-        "bytes received": told.received // CALLS,
+        "trips": traffic.trips // CALLS,
+        "bytes sent": traffic.sent // CALLS,
+        "bytes received": traffic.received // CALLS,
         "commands": ours // CALLS,
     }
 
@@ -171,7 +171,7 @@ _ASKING = ("cmdstat_info", "cmdstat_config", "cmdstat_hello", "cmdstat_client")
 
 
 def on_a_loop() -> Iterator[tuple[str, Figures]]:
-    """What falls asleep."""
+    """Functions that fall asleep."""
     shaper, loop = Shaper("1/s"), asyncio.new_event_loop()
     shaper.reserve("key")
 
@@ -216,10 +216,10 @@ def memory() -> Iterator[tuple[str, Figures]]:
 
 
 def timed() -> Iterator[tuple[str, Figures]]:
-    """What counts do not see, such as work in C: the time of a call, in hundredths of the floor's.
+    """Work that counts do not see, such as C code: the time of a call, in hundredths of the floor's.
 
-    Processor time, in rounds so short that the processor has one speed in most of them; the median of what
-    each round says. That is the same beside twenty other programs, and on a processor that slows down.
+    Processor time, in rounds so short that the processor has one speed in most of them; the median of the
+    rounds' ratios. That is the same beside twenty other programs, and on a processor that slows down.
     """
     gate, shaper = Gate(GCRA("10/s", burst=FAR)), Shaper(AT_ONCE)
 

@@ -20,7 +20,7 @@ WIDEST = 100.0
 
 
 def drawn(group: Group) -> dict[str, Table | Course]:
-    """What becomes a picture, by the names of the files."""
+    """The tables that become pictures, by the names of the files."""
     found: list[Table | Course] = [
         *group.courses,
         *(table for table in group.tables if table.drawn),
@@ -31,7 +31,7 @@ def drawn(group: Group) -> dict[str, Table | Course]:
 
 
 def draw(figures: dict[str, Any], folder: Path) -> None:
-    """Draw all of them into a folder, and take away what no table asks for any more."""
+    """Draw all of them into a folder, and delete those without a table."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {name: each for group in from_json(figures["groups"]) for name, each in drawn(group).items()}
     for stale in folder.glob("*.svg"):

@@ -1,4 +1,4 @@
-"""Progress: a line on the terminal's error stream, of what is being measured, and for how long already."""
+"""Progress: a line on the terminal's error stream that shows the current measurement and its duration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _topic = ""
 
 
 def begin(topic: str) -> None:
-    """What the next words are about."""
+    """The topic of the next words."""
     global _topic  # noqa: PLW0603 - one line on one terminal
     _topic = topic
     say("begun")

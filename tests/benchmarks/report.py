@@ -29,26 +29,26 @@ def figure(value: float | None, digits: int) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
-def table(told: Table) -> str:
+def table(shown: Table) -> str:
     """Ratios first. The first column of figures has the range of the rounds as well."""
-    compared = [column for column in told.columns if column.compared]
-    head = ["", *(f"× ours, {column.name}" if len(told.columns) > 1 else "× ours" for column in compared)]
-    head += [f"{column.name}, {column.unit}" if column.unit else column.name for column in told.columns]
+    compared = [column for column in shown.columns if column.compared]
+    head = ["", *(f"× ours, {column.name}" if len(shown.columns) > 1 else "× ours" for column in compared)]
+    head += [f"{column.name}, {column.unit}" if column.unit else column.name for column in shown.columns]
     rows = []
-    for line in told.lines:
+    for line in shown.lines:
         if line.failed:
             continue
-        ratios = [figure(told.ratio(line, column.name), 2) for column in compared]
-        cells = [figure(line.median(column.name), column.digits) for column in told.columns]
-        cells[0] += f" ({spread(line, told.columns[0])})"
+        ratios = [figure(shown.ratio(line, column.name), 2) for column in compared]
+        cells = [figure(line.median(column.name), column.digits) for column in shown.columns]
+        cells[0] += f" ({spread(line, shown.columns[0])})"
         rows.append([f"{line.library}: {line.name}", *ratios, *cells])
     return markdown(head, rows)
 
 
-def absent(told: Table) -> str:
-    """What could not be measured, by the reason; nothing if all could."""
+def absent(shown: Table) -> str:
+    """The figures that could not be measured, by the reason; nothing if all could."""
     by_reason: dict[str, list[str]] = {}
-    for line in told.lines:
+    for line in shown.lines:
         if line.failed:
             name = line.library if line.name == NONE else f"{line.library} {line.name}"
             by_reason.setdefault(line.failed, []).append(f"`{name}`")
@@ -61,11 +61,11 @@ def spread(line: Line, column: Column) -> str:
     return f"{figure(min(rounds), column.digits)}–{figure(max(rounds), column.digits)}"
 
 
-def goals(told: list[Goal]) -> str:
-    """What was asked for, and whether it is so. What nothing was asked of follows from the tables."""
+def goals(met: list[Goal]) -> str:
+    """The goals, and whether they are met. A figure without a goal is in the tables."""
     rows = [
         [goal.what, figure(goal.measured, 2), _verdict(goal, goal.bound)]
-        for goal in told
+        for goal in met
         if goal.bound is not None
     ]
     return markdown(["", "measured", "goal"], rows) if rows else ""
@@ -75,22 +75,22 @@ def _verdict(goal: Goal, bound: float) -> str:
     return f"{'≤' if goal.less else '≥'}{bound:,g}, {'met' if goal.is_met else '**missed**'}"
 
 
-def group(told: Group) -> str:
+def group(shown: Group) -> str:
     """All of a group, without its heading."""
-    if told.failed:
-        return f"Not measured: {told.failed}"
-    parts = [bounded] if (bounded := goals(told.goals)) else []
-    for number, each in enumerate(told.tables, 1):
-        if len(told.tables) > 1:
+    if shown.failed:
+        return f"Not measured: {shown.failed}"
+    parts = [bounded] if (bounded := goals(shown.goals)) else []
+    for number, each in enumerate(shown.tables, 1):
+        if len(shown.tables) > 1:
             parts.append(f"**{each.title}**")
         parts.append(table(each))
         missing = absent(each)
-        # Said once, below the last of the tables in a row from which the same are missing.
-        if missing and (number == len(told.tables) or absent(told.tables[number]) != missing):
+        # Once, below the last of consecutive tables that lack the same lines.
+        if missing and (number == len(shown.tables) or absent(shown.tables[number]) != missing):
             parts.append(f"Not in the table: {missing}.")
     return "\n\n".join(parts)
 
 
 def facts(machine: dict[str, str]) -> str:
-    """What it was measured on, in one line."""
+    """The machine, in one line."""
     return " · ".join(f"{name} {value}" for name, value in machine.items())

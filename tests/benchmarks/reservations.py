@@ -1,4 +1,4 @@
-"""What a reservation costs, and how late a waiter leaves, on threads, asyncio and trio."""
+"""The cost of a reservation, and how late a waiting call leaves, on threads, asyncio and trio."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def subject(
     waits: bool = False,
     listening: Callable[[Shaper], AbstractContextManager[Any]] = nullcontext,
 ) -> Subject:
-    """A row; `waits` where the answer is a slot far ahead, else it must be one that has come."""
+    """A row; `waits` where the answer is a slot far ahead, otherwise it must be a slot that has come."""
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:
@@ -52,14 +52,14 @@ def subject(
             yield {"shaper": shaper, "reserve": shaper.reserve, "areserve": shaper.areserve}
         shaper.close()
 
-    def admitted(turn: Any) -> bool:
-        return bool(turn) and (turn.delay > 0) == waits
+    def admitted(reservation: Any) -> bool:
+        return bool(reservation) and (reservation.delay > 0) == waits
 
     return Subject("shapekit", name, call, opened, admitted)
 
 
 def looking() -> list[Subject]:
-    """What a reserve pays for events while no listener: one look, and the loop that it is measured in."""
+    """The cost of events for a reserve without a listener: one look, and the loop that measures it."""
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:
@@ -71,12 +71,12 @@ def looking() -> list[Subject]:
     ]
 
 
-def hear(_: Event) -> None:
+def ignore(_: Event) -> None:
     """Listen, and do nothing."""
 
 
 def subjects() -> list[Subject]:
-    """The floor, and what a shaper is asked."""
+    """The floor, and the calls of a shaper."""
     gate = GCRA("10/s", burst=FAR)
     another = Shaper("10/s")  # its listeners go with it
     return [
@@ -97,19 +97,19 @@ def subjects() -> list[Subject]:
             "reserve, with a listener",
             'reserve("key")',
             lambda: Shaper(AT_ONCE),
-            listening=lambda shaper: shaper.listen(hear),
+            listening=lambda shaper: shaper.listen(ignore),
         ),
         subject(
             "reserve, listener of another shaper",
             'reserve("key")',
             lambda: Shaper(AT_ONCE),
-            listening=lambda _: another.listen(hear),
+            listening=lambda _: another.listen(ignore),
         ),
         subject(
             "schedule, with a listener",
             'shaper.schedule("key")',
             lambda: Shaper(AT_ONCE),
-            listening=lambda shaper: shaper.listen(hear),
+            listening=lambda shaper: shaper.listen(ignore),
         ),
     ]
 
@@ -129,8 +129,8 @@ class Lateness:
     async def await_(self) -> None:
         self._note(await self._shaper.aschedule())
 
-    def _note(self, turn: Any) -> None:
-        self.ms.append((self._clock.now_us() - turn.grant.departs_at_us) / 1_000)
+    def _note(self, reservation: Any) -> None:
+        self.ms.append((self._clock.now_us() - reservation.grant.departs_at_us) / 1_000)
 
 
 def threads(lateness: Lateness) -> None:
@@ -182,32 +182,32 @@ def goals(lines: list[Line], late: list[Line]) -> list[Goal]:
     by_name = {line.name: line for line in lines if not line.failed}
     ns = {name: line.median(NS) for name, line in by_name.items()}
     look = ns["the check for listeners"] - ns["the loop itself"]
-    reserve, heard = by_name["reserve"], by_name["reserve, with a listener"]
-    told = [
+    reserve, listened = by_name["reserve"], by_name["reserve, with a listener"]
+    found = [
         Goal("the check for listeners / Shaper.reserve", look / ns["reserve"], 0.03),
-        Goal("Shaper.reserve with a listener / without", heard.beside(reserve, NS)),
+        Goal("Shaper.reserve with a listener / without", listened.beside(reserve, NS)),
     ]
     if "AsyncLimiter" in ns:
         peer, behind = by_name["AsyncLimiter"], by_name["reserve, behind others"]
-        told[:0] = [
+        found[:0] = [
             Goal("Shaper.reserve / aiolimiter.acquire", reserve.beside(peer, NS), 1.5),
             Goal("Shaper.reserve behind others / aiolimiter.acquire", behind.beside(peer, NS)),
         ]
-    told += [
+    found += [
         Goal(f"median lateness at {RATE}/s, {line.name}, ms", line.median(LATE), KINDS[line.name][1])
         for line in late
     ]
-    return told
+    return found
 
 
 def measure(effort: Effort) -> Group:
-    """What a shaper is asked, and how late its waiters leave."""
-    # Whoever is compared stands side by side: a machine changes its speed within a round.
-    asked = subjects()
+    """The calls of a shaper, and how late its waiting calls leave."""
+    # Compared subjects stand side by side: a machine changes its speed within a round.
+    rows = subjects()
     for library, module in offering("decisions")[0]:
         if library.name == "aiolimiter":
-            asked[2:2] = module.decisions()
-    lines = measured(asked, effort.rounds, effort.of(50_000))
+            rows[2:2] = module.decisions()
+    lines = measured(rows, effort.rounds, effort.of(50_000))
     late = lateness(effort.rounds)
     return Group(
         NAME,

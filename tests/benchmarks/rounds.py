@@ -1,4 +1,4 @@
-"""Rounds: everybody who offers something, in turns, and what each round found."""
+"""Rounds: all libraries that offer something, in turns, and the result of each round."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def in_turns(
     rounds: int,
     offered: Callable[[Any], Iterable[tuple[str, Callable[[], Figures]]]],
 ) -> list[Line]:
-    """A line for each name that `offered(module)` yields, its rounds interleaved with everybody's.
+    """A line for each name that `offered(module)` yields, its rounds interleaved with those of all others.
 
-    What fails keeps its line, with the reason; if it is ours, the run fails.
+    A library that fails keeps its line, with the reason; if it is ours, the run fails.
     """
     able, lines = offering(offer)
     found: dict[tuple[str, str], dict[str, list[float]]] = {}

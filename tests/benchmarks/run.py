@@ -1,9 +1,9 @@
-"""What shapekit costs, beside others: `python tests/benchmarks/run.py`.
+"""The cost of shapekit, beside other libraries: `python tests/benchmarks/run.py`.
 
 One run on one machine: every group in a process of its own, every figure the median of interleaved rounds.
-Ratios stand first: they say the same on every machine. A goal that is missed is printed like one that is met,
-and a row that loses like one that wins. It needs
-`pip install -e ".[bench,all,dev]"`, an hour, and the machine for itself.
+Ratios stand first: they are the same on every machine. A missed goal is printed like one that is met, and a
+row that loses like one that wins. It needs `pip install -e ".[bench,all,dev]"`, an hour, and the machine for
+itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIGURES = PICTURES / "figures.json"
 
 
 def measured(name: str, topic: str, effort: Effort) -> Group:
-    """A group, in a process that nothing else has been in."""
+    """A group, in a fresh process."""
     progress.begin(topic)
     module = import_module(f"tests.benchmarks.{GROUPS[name]}")
     group: Group = module.measure(effort)
@@ -40,7 +40,7 @@ def measured(name: str, topic: str, effort: Effort) -> Group:
 
 
 def run(names: list[str], effort: Effort) -> list[Group]:
-    """The groups one after the other. One that fails is told as failed."""
+    """The groups one after the other. A group that fails is reported as failed."""
     groups = []
     for number, name in enumerate(names):
         topic = f"{name}, {number + 1} of {len(names)}"
@@ -53,8 +53,8 @@ def run(names: list[str], effort: Effort) -> list[Group]:
     return groups
 
 
-def told(names: list[str], effort: Effort) -> dict[str, object]:
-    """All that is known after a run, as JSON has it."""
+def results_of(names: list[str], effort: Effort) -> dict[str, object]:
+    """All results of a run, in their JSON form."""
     from tests.benchmarks.machine import machine  # noqa: PLC0415 - it asks for a Redis
 
     date = time.strftime("%Y-%m-%d", time.gmtime())
@@ -78,7 +78,7 @@ def printed(figures: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write what is asked for."""
+    """Measure and print, and write the files that the options name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", action="append", choices=GROUPS, help="a group; may be said again")
     parser.add_argument("--quick", action="store_true", help="to try it: two short rounds")
@@ -91,28 +91,30 @@ def main() -> None:
     parser.add_argument(
         "--from", dest="source", type=Path, metavar="FILE", help="figures written before: no run"
     )
-    asked = parser.parse_args()
-    if asked.rounds < 5:
+    arguments = parser.parse_args()
+    if arguments.rounds < 5:
         parser.error("fewer than 5 rounds say nothing; to try it, there is --quick")
-    if asked.page and asked.only:
+    if arguments.page and arguments.only:
         parser.error("the page is of one run of all groups; leave --only out")
-    if asked.source:
-        figures = json.loads(asked.source.read_text(encoding="utf-8"))
+    if arguments.source:
+        figures = json.loads(arguments.source.read_text(encoding="utf-8"))
     else:
-        figures = told(asked.only or list(GROUPS), QUICK if asked.quick else Effort(asked.rounds))
-        # Through JSON, so that what is printed and drawn now is what is made of the file.
+        figures = results_of(
+            arguments.only or list(GROUPS), QUICK if arguments.quick else Effort(arguments.rounds)
+        )
+        # Through JSON, so that the printed and drawn figures are those of the file.
         figures = json.loads(written(rounded(figures)))
         print(printed(figures))
-    if asked.page:
-        asked.json, asked.plot = FIGURES, PICTURES
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(written(figures), encoding="utf-8")
-    if asked.plot:
+    if arguments.page:
+        arguments.json, arguments.plot = FIGURES, PICTURES
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(written(figures), encoding="utf-8")
+    if arguments.plot:
         from tests.benchmarks.pictures import draw  # noqa: PLC0415 - an extra
 
-        draw(figures, asked.plot)
-    if asked.page:
+        draw(figures, arguments.plot)
+    if arguments.page:
         from tests.benchmarks.page import page  # noqa: PLC0415 - beside its use
 
         PAGE.write_text(page(figures), encoding="utf-8")
@@ -124,15 +126,15 @@ def written(figures: object) -> str:
     return re.sub(r"\[([^][{}\"]*)\]", lambda rounds: f"[{' '.join(rounds[1].split())}]", text) + "\n"
 
 
-def rounded(told: object) -> object:
-    """The same, with the digits that mean something."""
-    if isinstance(told, float):
-        return float(f"{told:.4g}") if abs(told) < 1e4 else float(round(told))
-    if isinstance(told, dict):
-        return {name: rounded(value) for name, value in told.items()}
-    if isinstance(told, list):
-        return [rounded(value) for value in told]
-    return told
+def rounded(content: object) -> object:
+    """The same, with the significant digits."""
+    if isinstance(content, float):
+        return float(f"{content:.4g}") if abs(content) < 1e4 else float(round(content))
+    if isinstance(content, dict):
+        return {name: rounded(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [rounded(value) for value in content]
+    return content
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a decision costs that all workers share: on Redis, and in one SQLite file.
+"""The cost of a decision that all workers share: on Redis, and in one SQLite file.
 
-Wall time, because most of it is spent in another process: each round measures every subject.
+Wall time, because most of it passes in another process: each round measures every subject.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if after - now > tonumber(ARGV[2]) then return {0, after - now - ARGV[2]} end
 redis.call("SET", KEYS[1], string.format("%.0f", after), "PX", math.ceil((after - now) / 1000))
 return {1, 0}
 """
-"""The smallest GCRA that one can write by the server's clock."""
+"""The smallest GCRA that can be written by the server's clock."""
 
 Call: TypeAlias = Callable[[], Any]
 Subjects: TypeAlias = dict[tuple[str, str], Call]
@@ -78,7 +78,7 @@ def own_script(
 
 
 class Scripts:
-    """What our calls send, and the smallest that would do."""
+    """The scripts that our calls send, and the smallest that would do."""
 
     def __init__(self, server: RedisServer, store: RedisStore) -> None:
         self.gate = Gate(GCRA(f"{FAR}/s"), store=store, name="gate")
@@ -92,7 +92,7 @@ class Scripts:
 
 
 def sync_rounds(url: str, ours: Subjects, effort: Effort) -> tuple[Times, list[Line]]:
-    """µs a call of each subject in each round, one call after the other; and who has none."""
+    """µs a call of each subject in each round, one call after the other; and the libraries without one."""
     able, failed = offering("redis_calls")
     calls = effort.of(200)
     with ExitStack() as stack:
@@ -275,7 +275,7 @@ PAIRS = (
     ("Gate(sliding_log).check", "limits", "MovingWindow"),
     ("Gate(sliding_log).check", "pyrate-limiter", "RedisBucket"),
 )
-"""What does the same: ours, and whose."""
+"""The same decision in all libraries: ours, and the others'."""
 
 
 def goals(sync: Times, lone: Times, crowded: Times, sqlite: list[Line]) -> list[Goal]:

@@ -1,4 +1,4 @@
-"""Fleets before a server that counts strictly: how often it refuses, and what is reached of the rate."""
+"""Fleets before a server that counts strictly: how often it refuses, and how much of the rate they reach."""
 
 from __future__ import annotations
 

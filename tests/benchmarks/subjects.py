@@ -1,6 +1,6 @@
-"""What is measured: the floor, and every strategy of ours behind `Gate.check`.
+"""The measured subjects: the floor, and every strategy of ours behind `Gate.check`.
 
-Every limit is far away, so that every call is admitted, and the measurement says so if one was not.
+Every limit is far away, so that every call is admitted, and the measurement fails if one was not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Subject:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is no library of somebody else's: what it measures must not fail."""
+        """Whether it is no other library: its measurement must not fail."""
         return self.group in OURS
 
 

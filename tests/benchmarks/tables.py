@@ -1,4 +1,4 @@
-"""Tables: what a run found, as it is written to JSON, printed, and put on the page."""
+"""Tables: the results of a run, as they are written to JSON, printed, and put on the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(rounds=2, share=0.05)
-"""To try it: too few rounds and too short for figures that anybody should repeat."""
+"""To try it: too few rounds and too short for figures to publish."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Goal:
-    """What was asked for, what was measured, and whether less is better; without a bound, only told."""
+    """A goal, its measured value, and whether less is better; without a bound, the value only."""
 
     what: str
     measured: float
@@ -96,7 +96,7 @@ class Goal:
 
     @property
     def is_met(self) -> bool | None:
-        """None where nothing was asked for."""
+        """None without a goal."""
         if self.bound is None:
             return None
         return self.measured <= self.bound if self.less else self.measured >= self.bound
@@ -104,7 +104,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Group:
-    """What belongs together: how it was measured, in `method`, and what came of it."""
+    """One subject of the page: how it was measured, in `method`, and the results."""
 
     name: str
     title: str
@@ -120,7 +120,7 @@ def to_json(groups: list[Group]) -> list[dict[str, Any]]:
     return [asdict(group) for group in groups]
 
 
-def from_json(told: list[dict[str, Any]]) -> list[Group]:
+def from_json(read: list[dict[str, Any]]) -> list[Group]:
     """What `to_json` wrote."""
     return [
         Group(
@@ -132,16 +132,16 @@ def from_json(told: list[dict[str, Any]]) -> list[Group]:
             group["failed"],
             [Course(**course) for course in group["courses"]],
         )
-        for group in told
+        for group in read
     ]
 
 
-def _table(told: dict[str, Any]) -> Table:
-    library, name = told["base"]
+def _table(read: dict[str, Any]) -> Table:
+    library, name = read["base"]
     return Table(
-        told["title"],
-        [Column(**column) for column in told["columns"]],
-        [Line(**line) for line in told["lines"]],
+        read["title"],
+        [Column(**column) for column in read["columns"]],
+        [Line(**line) for line in read["lines"]],
         (library, name),
-        told["drawn"],
+        read["drawn"],
     )

@@ -1,4 +1,4 @@
-"""Waits: how to wait for a slot with each library, as its documentation tells."""
+"""Waits: how to wait for a slot with each library, as its documentation says."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _numbers = count()
 class Waiting:
     """One way to wait. `opened(rate, url)` makes anew what lets `rate` calls a second go, one by one.
 
-    `url` is that of a Redis, for those that are `on_redis`. Those `in_threads` are not asynchronous: each
-    caller is a thread, which nobody can cancel. One that `bursts` may let a second's calls go at once.
+    `url` is that of a Redis, for ways that are `on_redis`. Ways `in_threads` are not asynchronous: each
+    caller is a thread, which cannot be cancelled. A way that `bursts` may let a second's calls go at once.
     """
 
     name: str
@@ -28,5 +28,5 @@ class Waiting:
 
 
 def fresh(word: str = "key") -> str:
-    """A name that nobody has used before."""
+    """A name that no other test has used."""
     return f"{word}{next(_numbers)}"

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 
 class Traffic(NamedTuple):
-    """What went by: turns from asking to answering, over all connections, and bytes each way."""
+    """Traffic so far: round trips, over all connections, and bytes each way."""
 
     trips: int = 0
     sent: int = 0
@@ -44,7 +44,7 @@ class Wire:
 
     @property
     def traffic(self) -> Traffic:
-        """So far. What a caller has had an answer to is in it."""
+        """The traffic so far. It contains the calls whose answers have arrived."""
         return Traffic(self._trips, self._sent, self._received)
 
     def _run(self) -> None:
@@ -76,7 +76,7 @@ class Wire:
         if not data:
             self._drop(one)
             return
-        # Counted before it is handed on: whoever has the answer finds it counted.
+        # Counted before it is passed on: a caller that has the answer finds it counted.
         if one in self._clients:
             self._sent += len(data)
             if one not in self._asking:

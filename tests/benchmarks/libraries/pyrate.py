@@ -94,7 +94,7 @@ def waits() -> list[Waiting]:
 
 @contextmanager
 def keyed(limit: int, seconds: int) -> Iterator[dict[str, Callable[[str], Any]]]:
-    """Without the thread that lets buckets leak: none of these is old enough to."""
+    """Without the thread that lets buckets leak: none of these buckets is old enough for it."""
     rates = [Rate(limit, seconds * Duration.SECOND)]
     kinds = {"InMemoryBucket": InMemoryBucket, "GCRA": lambda rates: StateBucket(rates, GCRA())}
     yield {name: _bucketed(kind, rates) for name, kind in kinds.items()}
