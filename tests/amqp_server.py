@@ -25,7 +25,7 @@ MOST_BYTES = 131_072
 
 @dataclass
 class Message:
-    """What was published, and whether it was delivered before."""
+    """A published message, and whether it was delivered before."""
 
     exchange: str
     routing_key: str
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass
 class Consumer:
-    """Who listens to a queue, on which channel."""
+    """A consumer of a queue, and its channel."""
 
     tag: str
     line: "Line"
@@ -68,10 +68,10 @@ class Line:
 
 
 class Books:
-    """Queues, and what is bound to them. Whoever changes something has the `turn`."""
+    """Queues and their bindings. Changes need the `lock`."""
 
     def __init__(self):
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self.queues = {}
         self.exchanges = {"": "direct"}
         self.bindings = []
@@ -80,7 +80,7 @@ class Books:
         self.losing = 0
 
     def publish(self, message):
-        """To each queue once."""
+        """Once to each queue."""
         if message.exchange:
             kind = self.exchanges[message.exchange]
             found = {
@@ -112,13 +112,13 @@ class Books:
         line, tag = consumer.line, next(consumer.line.tags)
         if not consumer.no_ack:
             line.unacknowledged[tag] = consumer.queue, message
-        told = (consumer.tag, tag, message.redelivered, message.exchange, message.routing_key)
-        # A peer that is gone: what it has not acknowledged goes back when its end is seen.
+        delivery = (consumer.tag, tag, message.redelivered, message.exchange, message.routing_key)
+        # A peer that is gone: its unacknowledged messages go back when its end is noticed.
         with suppress(OSError):
-            line.send(Basic.Deliver(*told), *content(message))
+            line.send(Basic.Deliver(*delivery), *content(message))
 
     def settle(self, line, tag, *, multiple=False, requeue=False):
-        """Forget what was acknowledged, or put it back where it was."""
+        """Forget acknowledged messages, or put them back where they were."""
         tags = [known for known in line.unacknowledged if known == tag or (multiple and known <= tag)]
         for known in reversed(tags):
             queue, message = line.unacknowledged.pop(known)
@@ -129,7 +129,7 @@ class Books:
             self.deliver(queue)
 
     def end(self, line):
-        """A channel ends: what it has not acknowledged goes back."""
+        """A channel ends: its unacknowledged messages go back."""
         self.consumers = [consumer for consumer in self.consumers if consumer.line is not line]
         self.settle(line, max(line.unacknowledged, default=0), multiple=True, requeue=True)
 
@@ -162,12 +162,12 @@ class Peer(StreamRequestHandler):
     """One connection."""
 
     def handle(self):
-        """Until it ends, whichever way."""
+        """Serve the connection until it ends, whichever way."""
         self.books = self.server.books
         self.lines = {}
         with suppress(OSError, EOFError):
             self._greet()
-        with self.books.turn:
+        with self.books.lock:
             self.books.peers.discard(self)
             for line in self.lines.values():
                 self.books.end(line)
@@ -175,16 +175,16 @@ class Peer(StreamRequestHandler):
     def _greet(self):
         if self.rfile.read(len(GREETING)) != GREETING:
             return
-        with self.books.turn:
+        with self.books.lock:
             self.books.peers.add(self)
         about = {
             "capabilities": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True}
         }
         self.wfile.write(frame.marshal(Connection.Start(server_properties=about), 0))
         while True:
-            number, told = self._read()
-            with self.books.turn:
-                if not self._answer(number, told):
+            number, received = self._read()
+            with self.books.lock:
+                if not self._answer(number, received):
                     return
 
     def _read(self):
@@ -192,13 +192,13 @@ class Peer(StreamRequestHandler):
         if len(start) < 7:
             raise EOFError
         (size,) = struct.unpack(">xxxI", start)
-        _, number, told = frame.unmarshal(start + self.rfile.read(size + 1))
-        return number, told
+        _, number, received = frame.unmarshal(start + self.rfile.read(size + 1))
+        return number, received
 
-    def _answer(self, number, told):
+    def _answer(self, number, received):
         """False if that was the end."""
         line = self.lines.get(number)
-        match told:
+        match received:
             case Connection.StartOk():
                 answer = Connection.Tune(channel_max=2047, frame_max=MOST_BYTES)
             case Connection.Open():
@@ -212,37 +212,37 @@ class Peer(StreamRequestHandler):
                 self.books.end(self.lines.pop(number))
                 answer = Channel.CloseOk()
             case ContentHeader() | ContentBody() | Basic.Publish():
-                answer = self._published(line, told)
+                answer = self._published(line, received)
             case Basic.Ack() | Basic.Nack() | Basic.Reject():
                 self.books.settle(
                     line,
-                    told.delivery_tag,
-                    multiple=getattr(told, "multiple", False),
-                    requeue=getattr(told, "requeue", False),
+                    received.delivery_tag,
+                    multiple=getattr(received, "multiple", False),
+                    requeue=getattr(received, "requeue", False),
                 )
                 answer = None
             case Basic.Qos() | Basic.Consume() | Basic.Cancel() | Confirm.Select():
-                answer = self._listened(line, told)
+                answer = self._listened(line, received)
             case Exchange.Declare() | Queue.Declare() | Queue.Bind() | Queue.Delete():
-                answer = self._declared(told)
+                answer = self._declared(received)
             case _:
                 answer = None
-        if answer is not None and not getattr(told, "nowait", False):
+        if answer is not None and not getattr(received, "nowait", False):
             self.wfile.write(frame.marshal(answer, number))
-        if isinstance(told, Basic.Consume):
-            self.books.deliver(told.queue)
-        return not isinstance(told, Connection.Close)
+        if isinstance(received, Basic.Consume):
+            self.books.deliver(received.queue)
+        return not isinstance(received, Connection.Close)
 
-    def _published(self, line, told):
-        """The confirmation, once the whole message is there."""
-        if isinstance(told, Basic.Publish):
-            line.publishing = told, None, b""
+    def _published(self, line, received):
+        """The confirmation, once the whole message has arrived."""
+        if isinstance(received, Basic.Publish):
+            line.publishing = received, None, b""
             return None
         method, header, body = line.publishing
-        if isinstance(told, ContentHeader):
-            header = told
+        if isinstance(received, ContentHeader):
+            header = received
         else:
-            body += told.value
+            body += received.value
         line.publishing = method, header, body
         if len(body) < header.body_size:
             return None
@@ -252,42 +252,42 @@ class Peer(StreamRequestHandler):
         self.books.publish(Message(method.exchange, method.routing_key, header.properties, body))
         return None if line.confirms is None else Basic.Ack(next(line.confirms))
 
-    def _listened(self, line, told):
-        match told:
+    def _listened(self, line, received):
+        match received:
             case Basic.Qos():
-                line.most = told.prefetch_count
+                line.most = received.prefetch_count
                 for consumer in line.consumers.values():
                     self.books.deliver(consumer.queue)
                 return Basic.QosOk()
             case Basic.Consume():
-                consumer = Consumer(told.consumer_tag, line, told.queue, told.no_ack)
-                line.consumers[told.consumer_tag] = consumer
+                consumer = Consumer(received.consumer_tag, line, received.queue, received.no_ack)
+                line.consumers[received.consumer_tag] = consumer
                 self.books.consumers.append(consumer)
-                return Basic.ConsumeOk(told.consumer_tag)
+                return Basic.ConsumeOk(received.consumer_tag)
             case Basic.Cancel():
-                self.books.consumers.remove(line.consumers.pop(told.consumer_tag))
-                return Basic.CancelOk(told.consumer_tag)
+                self.books.consumers.remove(line.consumers.pop(received.consumer_tag))
+                return Basic.CancelOk(received.consumer_tag)
             case _:
                 line.confirms = count(1)
                 return Confirm.SelectOk()
 
-    def _declared(self, told):
+    def _declared(self, received):
         books = self.books
-        match told:
+        match received:
             case Exchange.Declare():
-                books.exchanges[told.exchange] = told.exchange_type
+                books.exchanges[received.exchange] = received.exchange_type
                 return Exchange.DeclareOk()
             case Queue.Declare():
-                queue = told.queue or f"amq.gen-{uuid.uuid4()}"
+                queue = received.queue or f"amq.gen-{uuid.uuid4()}"
                 waiting = books.queues.setdefault(queue, deque())
                 return Queue.DeclareOk(queue, len(waiting), 0)
             case Queue.Bind():
-                binding = told.exchange, told.routing_key, told.queue
+                binding = received.exchange, received.routing_key, received.queue
                 if binding not in books.bindings:
                     books.bindings.append(binding)
                 return Queue.BindOk()
             case _:
-                return Queue.DeleteOk(len(books.queues.pop(told.queue, ())))
+                return Queue.DeleteOk(len(books.queues.pop(received.queue, ())))
 
 
 class _Server(ThreadingTCPServer):
@@ -295,7 +295,7 @@ class _Server(ThreadingTCPServer):
 
 
 class AmqpServer:
-    """A server, or the RabbitMQ that was named."""
+    """A server, or the RabbitMQ of SHAPEKIT_AMQP."""
 
     def __init__(self, *, is_own=False):
         self.url = None if is_own else os.environ.get("SHAPEKIT_AMQP")
@@ -312,13 +312,13 @@ class AmqpServer:
 
     def drop(self):
         """Close all connections at once."""
-        with self._server.books.turn:
+        with self._server.books.lock:
             for peer in list(self._server.books.peers):
                 with suppress(OSError):
                     peer.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        """Stop the server, if it is one of our own."""
+        """Stop the server, if the test started it."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis's profile, virtual time, threads and event loops, and a few helpers."""
+"""Fixtures of all tests: hypothesis's profile, virtual time, threads and event loops, and a few helpers."""
 
 import functools
 import gc
@@ -22,8 +22,8 @@ from .worlds import World
 _CACHE = Path(__file__).parent.parent / ".pytest_cache" / "hypothesis"
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_CACHE))
 
-# How long an example takes is the machine's business. Those that once failed stand beside their tests as
-# `@example` lines. A run tries the same as any other: pyproject.toml gives the seed, which hypothesis itself
+# The machine decides how long an example takes. Examples that once failed stand beside their tests as
+# `@example` lines. Every run tries the same ones: pyproject.toml gives the seed, which hypothesis itself
 # would ignore where the variable CI is set, and no database adds to it.
 settings.register_profile(
     "shapekit",
@@ -38,7 +38,7 @@ settings.register_profile(
 settings.register_profile("fuzz", settings.get_profile("shapekit"), max_examples=20_000)
 settings.load_profile("shapekit")
 
-# A shell has what it starts in the background ignore Ctrl-C, and so would every command that tests interrupt.
+# A shell has its background jobs ignore Ctrl-C, and so would every command that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -57,15 +57,16 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def leave_out_what_is_here():
-    """Thousands of tests and what they leave are no garbage: to look through them again and again stops
-    everybody for up to a third of a second, also those whose instants are looked at."""
+    """The objects of thousands of tests are no garbage: searching them again and again stops all threads for
+    up to a third of a second, also those whose timing is tested.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def nobody_listens_any_more():
-    """A test that leaves somebody behind who listens, or shaping off, fails itself, and not another one."""
+def no_listener_left():
+    """A test that leaves a listener behind, or shaping off, fails itself, and not another test."""
     yield
     assert not SWITCH.loud
 
@@ -77,13 +78,13 @@ def anyio_backend(request):
 
 @pytest.fixture
 def clock():
-    """Virtual time that jumps whenever everybody sleeps."""
+    """Virtual time that jumps whenever all threads and tasks sleep."""
     return ManualClock(autojump=True)
 
 
 @pytest.fixture
 def afterwards():
-    """Waits until all is done that was left to the background thread before."""
+    """Waits until the background thread has done all of its work."""
 
     def wait():
         done = threading.Event()
@@ -105,7 +106,7 @@ def crew():
 
 @pytest.fixture
 def restless():
-    """The interpreter lets another thread run as often as it can."""
+    """The interpreter switches threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -138,7 +139,7 @@ def fits():
 
 @pytest.fixture(scope="session")
 def until_asleep():
-    """Waits until just so many sleepers lie in a ManualClock."""
+    """Waits until exactly so many sleepers lie in a ManualClock."""
 
     def wait(clock, sleepers):
         with clock._changed:
@@ -149,7 +150,7 @@ def until_asleep():
 
 @pytest.fixture(scope="session")
 def refused():
-    """Calls, expects ConfigError about one of the fields, and that it says field, value, bound and fix."""
+    """Calls, expects ConfigError about one of the fields, with its value, its bound and a fix."""
 
     def check(call, *fields):
         with pytest.raises(ConfigError) as caught:
@@ -167,7 +168,7 @@ def refused():
 
 @pytest.fixture(scope="session")
 def outcome():
-    """What a call returns, and None; or None, and the ConfigError that it raises. Nothing else is caught."""
+    """The result of a call, and None; or None, and the ConfigError that it raises. Other errors pass."""
 
     def called(call):
         try:

@@ -1,14 +1,14 @@
-"""Threads of tests: none may hang, and nothing that one of them raises is lost."""
+"""Threads of tests: none may hang, and no exception in one of them is lost."""
 
 import threading
 from contextlib import ExitStack, contextmanager
 
 PATIENCE_S = 30.0
-"""Longer than any event takes: reached only where a test fails."""
+"""Longer than any event takes: only a failing test waits this long."""
 
 
 class Crew:
-    """Threads; what they raise fails the test, unless the test asks for it."""
+    """Threads; their exceptions fail the test, unless the test collects them."""
 
     def __init__(self):
         self._threads = []
@@ -38,7 +38,7 @@ class Crew:
             self.start(begin, job)
 
     def join(self):
-        """Wait for all; what they have returned since the last time."""
+        """Wait for all; returns their results since the last time."""
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.join(PATIENCE_S)
@@ -47,13 +47,13 @@ class Crew:
         return returned
 
     def raised(self):
-        """What they have raised since the last time."""
+        """The exceptions raised since the last time."""
         raised, self._raised = self._raised, []
         return raised
 
 
 def in_threads(jobs):
-    """Run each in a thread of its own; raises what the first of them raised."""
+    """Run each in a thread of its own; raises the exception of the first of them."""
     crew = Crew()
     for job in jobs:
         crew.start(job)
@@ -64,7 +64,7 @@ def in_threads(jobs):
 
 @contextmanager
 def held_elsewhere(*locks):
-    """Another thread holds these locks meanwhile: the one that holds a lock may take it again."""
+    """Another thread holds these locks meanwhile: the thread that holds a lock may take it again."""
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold():

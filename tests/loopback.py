@@ -1,4 +1,4 @@
-"""HTTP servers on loopback, each request in a thread of its own: a subclass says what is answered."""
+"""HTTP servers on loopback, each request in a thread of its own: a subclass makes the answers."""
 
 import sys
 import threading
@@ -8,19 +8,19 @@ PATIENCE_S = 20.0
 
 
 class LoopbackServer:
-    """Answers each POST with what `answer` makes of it."""
+    """Answers each POST with the result of `answer`."""
 
     path = ""
-    """Where its URL leads to."""
+    """The path of its URL."""
 
     def __init__(self):
         self.lock = threading.Lock()
-        """For what threads change together that answer at once."""
+        """A lock for state that simultaneous answers change."""
         self.gate = threading.Event()
         """Answers are sent while it is set."""
         self.gate.set()
         self.came = threading.Semaphore(0)
-        """Released by each request that has come."""
+        """Released by each request that has arrived."""
         self._server = _Listening(("127.0.0.1", 0), _Handler)
         self._server.answering = self
         self.url = f"http://127.0.0.1:{self._server.server_port}{self.path}"
@@ -51,8 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         ours = self.server.answering
-        asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status, headers, body = ours.answer(dict(self.headers), asked)
+        body_ = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, headers, body = ours.answer(dict(self.headers), body_)
         ours.came.release()
         ours.gate.wait(PATIENCE_S)
         self.send_response(status)
@@ -62,13 +62,13 @@ class _Handler(BaseHTTPRequestHandler):
         ours.send(self, body)
 
     def log_message(self, *_):
-        """Nobody reads it."""
+        """The log is not read."""
 
 
 class _Listening(ThreadingHTTPServer):
     request_queue_size = 128  # all callers of a test may connect at once
 
-    def handle_error(self, *told):
-        # Clients that go away in the midst of an answer, or are killed, are part of the tests.
+    def handle_error(self, *arguments):
+        # Clients that close in the middle of an answer, or are killed, are part of the tests.
         if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(*told)
+            super().handle_error(*arguments)

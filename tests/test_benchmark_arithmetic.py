@@ -1,4 +1,4 @@
-"""What the benchmarks and the gate compute of what they measure."""
+"""The computations of the benchmarks and the gate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_inversions_are_the_pairs_that_swapped(left: list[int]) -> None:
     assert inversions(left) == sum(left[i] > left[j] for i, j in pairs)
 
 
-def test_who_left_in_order_swapped_with_nobody() -> None:
+def test_calls_that_left_in_order_have_no_inversions() -> None:
     assert inversions(range(100)) == 0
     assert inversions(range(99, -1, -1)) == 100 * 99 // 2
 
@@ -85,10 +85,10 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 # tables
 
 
-def test_what_was_measured_comes_back_from_json_as_it_was() -> None:
+def test_measurements_survive_json() -> None:
     lines = [Line("shapekit", "a", {"ns": [3.0, 1.0, 2.0]}), Line("other", "b", failed="is gone")]
-    told = Table("T", [Column("ns", "ns", 0, compared=True)], lines, ("shapekit", "a"), "ns")
-    groups = [Group("g", "G", "how", [told], [Goal("x", 1.0, 2.0)]), Group("h", "H", "", failed="broke")]
+    written = Table("T", [Column("ns", "ns", 0, compared=True)], lines, ("shapekit", "a"), "ns")
+    groups = [Group("g", "G", "how", [written], [Goal("x", 1.0, 2.0)]), Group("h", "H", "", failed="broke")]
     assert from_json(json.loads(json.dumps(to_json(groups)))) == groups
 
 
@@ -99,27 +99,27 @@ def test_a_losing_row_and_a_failed_one_are_printed_like_a_winning_one() -> None:
         Line("slow", "theirs", {"ns": [220.0, 220.0, 220.0]}),
         Line("gone", "–", failed="ModuleNotFoundError: No module named 'gone'"),
     ]
-    told = Table("T", [Column("ns", "ns", 0, compared=True)], lines, ("shapekit", "ours"))
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table(told).splitlines()]
+    written = Table("T", [Column("ns", "ns", 0, compared=True)], lines, ("shapekit", "ours"))
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table(written).splitlines()]
     assert rows[0] == ["", "× ours", "ns, ns"]
     assert rows[2:] == [
         ["shapekit: ours", "1.00", "110 (100–120)"],
         ["quick: theirs", "0.50", "55 (55–55)"],
         ["slow: theirs", "2.00", "220 (220–220)"],
     ]
-    assert absent(told) == "`gone` (ModuleNotFoundError: No module named 'gone')"
+    assert absent(written) == "`gone` (ModuleNotFoundError: No module named 'gone')"
 
 
-def test_what_is_missing_from_tables_in_a_row_is_listed_once_by_its_reason() -> None:
+def test_missing_lines_of_consecutive_tables_are_listed_once_by_reason() -> None:
     lines = [
         Line("shapekit", "ours", {"ns": [1.0]}),
         Line("one", "–", failed="no wheel"),
         Line("other", "way", failed="no wheel"),
     ]
     tables = [Table(title, [Column("ns")], lines) for title in ("first", "second")]
-    said = group(Group("g", "G", "", [*tables, Table("third", [Column("ns")], lines[:1])]))
-    assert said.count("Not in the table") == 1
-    assert said.index("**second**") < said.index("`one`, `other way` (no wheel)") < said.index("**third**")
+    page = group(Group("g", "G", "", [*tables, Table("third", [Column("ns")], lines[:1])]))
+    assert page.count("Not in the table") == 1
+    assert page.index("**second**") < page.index("`one`, `other way` (no wheel)") < page.index("**third**")
 
 
 @pytest.mark.parametrize(
@@ -149,18 +149,20 @@ def test_a_library_that_cannot_be_imported_keeps_its_line(monkeypatch: pytest.Mo
     assert line.failed.startswith("ModuleNotFoundError: No module named")
 
 
-def test_who_fails_in_a_round_keeps_a_line_and_loses_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_in_a_round_keeps_its_line_without_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     there = [(library.Library(name, None), name) for name in ("steady", "broken")]
     gone = [Line("absent", "–", failed="is absent")]
     monkeypatch.setattr(rounds, "offering", lambda _: (there, gone))
-    asked: list[str] = []
+    modules: list[str] = []
 
     def offered(module: str) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
         def run() -> dict[str, float]:
-            asked.append(module)
-            if module == "broken" and asked.count("broken") == 2:
+            modules.append(module)
+            if module == "broken" and modules.count("broken") == 2:
                 raise library.Cannot("broke in the second round")
-            return {"figure": float(len(asked))}
+            return {"figure": float(len(modules))}
 
         yield "way", run
 
@@ -169,7 +171,7 @@ def test_who_fails_in_a_round_keeps_a_line_and_loses_the_figures(monkeypatch: py
         Line("broken", "way", failed="broke in the second round"),
         Line("absent", "–", failed="is absent"),
     ]
-    assert asked == ["steady", "broken", "steady", "broken", "steady"]
+    assert modules == ["steady", "broken", "steady", "broken", "steady"]
 
 
 def test_ours_must_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +207,7 @@ def echo(port_of: socket.socket) -> Iterator[int]:
     thread.join()
 
 
-def test_the_wire_counts_questions_that_wait_for_their_answer() -> None:
+def test_the_wire_counts_round_trips() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         echo(listener) as port,
@@ -231,7 +233,7 @@ def test_the_wire_counts_questions_that_wait_for_their_answer() -> None:
 # the gate
 
 
-def test_counting_gives_the_same_again_and_only_what_is_ours() -> None:
+def test_counting_is_repeatable_and_covers_only_our_code() -> None:
     def once() -> None:
         whole("limit", 3)
 
@@ -248,7 +250,7 @@ def test_counting_gives_the_same_again_and_only_what_is_ours() -> None:
     assert counter.work == Work(0, 0)
 
 
-def test_a_quarter_more_of_anything_that_is_counted_is_caught() -> None:
+def test_a_quarter_more_of_any_count_is_caught() -> None:
     for version, bounds in json.loads(BOUNDS.read_text(encoding="utf-8")).items():
         assert compared(bounds, bounds) == []
         for path, figures in bounds.items():
@@ -256,17 +258,17 @@ def test_a_quarter_more_of_anything_that_is_counted_is_caught() -> None:
                 assert figure > 0, (version, path, what)
                 grown = math.ceil((1.5 if what.startswith("%") else 1.25) * figure)
                 more = {**bounds, path: {**figures, what: grown}}
-                assert [told for told in compared(more, bounds) if told.startswith(f"{path}: ")], (path, what)
+                assert [line for line in compared(more, bounds) if line.startswith(f"{path}: ")], (path, what)
 
 
 def test_every_version_of_python_has_bounds_of_the_same_paths() -> None:
-    told = json.loads(BOUNDS.read_text(encoding="utf-8"))
-    assert {"3.11", "3.12", "3.13"} <= told.keys()
-    paths = [{path: sorted(figures) for path, figures in bounds.items()} for bounds in told.values()]
+    by_version = json.loads(BOUNDS.read_text(encoding="utf-8"))
+    assert {"3.11", "3.12", "3.13"} <= by_version.keys()
+    paths = [{path: sorted(figures) for path, figures in bounds.items()} for bounds in by_version.values()]
     assert all(each == paths[0] for each in paths)
 
 
-def test_room_is_a_share_and_what_has_none_may_not_grow() -> None:
+def test_room_is_a_share_and_a_figure_without_room_may_not_grow() -> None:
     assert ROOM["bytecodes"] == 0.05
     assert (most("bytecodes", 200), most("bytecodes", 19), most("trips", 100)) == (210, 19, 100)
     assert compared({"a": {"bytecodes": 210}}, {"a": {"bytecodes": 200}}) == []
@@ -276,6 +278,6 @@ def test_room_is_a_share_and_what_has_none_may_not_grow() -> None:
     ]
 
 
-def test_a_path_or_figure_that_only_one_side_knows_is_told() -> None:
+def test_a_path_or_figure_on_one_side_only_is_reported() -> None:
     assert compared({}, {"a": {"trips": 1}}) == ["a: has bounds and is not measured"]
     assert compared({"a": {"trips": 1}}, {}) == ["a: trips has no bound"]

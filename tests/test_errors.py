@@ -1,4 +1,4 @@
-"""The tree of errors: who is whose child, frozen codes, texts, and the way through pickle."""
+"""The tree of errors: its branches, frozen codes, texts, and the way through pickle."""
 
 import copy
 import inspect
@@ -111,7 +111,7 @@ def test_the_tree():
 
 
 def test_the_codes_are_frozen():
-    # They are written into logs and other processes: a changed one breaks whoever reads them.
+    # They are written into logs and other processes: a changed one breaks their readers.
     assert {kind.__name__: kind.code for kind in map(type, EXAMPLES)} == {
         "ShapekitError": "shapekit_error",
         "ConfigError": "config_invalid",
@@ -185,7 +185,7 @@ def test_a_config_error_takes_values_that_do_not_pickle():
     assert "lambda" in str(pickle.loads(pickle.dumps(error)))
 
 
-def test_numbers_of_any_size_can_be_told():
+def test_numbers_of_any_size_fit_in_messages():
     # Python refuses to print an int of more than 4,300 digits; a message must not fail for that.
     huge = 10**5_000
     assert str(ConfigError("limit", huge, "is too large", "use less"))
@@ -199,7 +199,7 @@ def test_retry_after_comes_from_the_decision():
         assert error.retry_after == 1.25
 
 
-# who is refused, and by what
+# the call that is refused, and the limit
 
 
 def refused_by(refuse, kind):
@@ -257,11 +257,11 @@ def test_a_state_of_another_kind_names_its_policy_and_key(kind, tmp_path):
         (86_402_000_000, "1 d 2 s"),
     ],
 )
-def test_a_span_is_written_as_people_write_it(span_us, words):
+def test_a_span_is_written_in_common_units(span_us, words):
     assert span_words(span_us) == words
 
 
-def test_the_text_says_when_to_come_back_as_retry_after_does():
+def test_the_text_and_retry_after_name_the_same_wait():
     shaper = Shaper("1 per 10 s", max_wait="2s", clock=ManualClock())
     for _ in range(5):
         shaper.reserve(max_wait=None)

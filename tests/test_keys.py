@@ -1,4 +1,4 @@
-"""Key templates: parsed when declared, and two different callers never get one key."""
+"""Key templates: parsed when declared, and two different sets of values never give one key."""
 
 from enum import Enum
 from itertools import product
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shapekit.keys import KeyTemplate
 
 NAMES = ("a", "b", "c")
-# What means something to templates, to escapes, or to both; and something from elsewhere.
+# Characters with a meaning in templates, in escapes, or in both; and one from elsewhere.
 SEPARATORS = st.sampled_from([
     ":", "/", "{", "}", "{}", " ", "\n", "-", ".", "\0", "\u2028", "\u0301",
     ":%", "%:", "%25:", "%3A:", ":%None", "N:", ":25", "2:5", "::", "a{b}:",
@@ -28,7 +28,7 @@ def template(pieces):
 
 @st.composite
 def near(draw, values):
-    """Other values, often made from these: characters moved over a seam."""
+    """Other values, often made from these: characters moved across a border."""
     if draw(st.booleans()):
         return [draw(VALUES) for _ in values]
     joined = "".join(draw(SEPARATORS) if value is None else value for value in values)
@@ -47,7 +47,7 @@ def test_two_different_sets_of_values_never_give_the_same_key(beginning, separat
 
 
 @pytest.mark.parametrize("separator", [":", "%:", ":%", "2:5", "%25:", ":N", "{", "é:", "\n"])
-def test_nor_do_any_of_all_short_ones(separator):
+def test_no_two_short_sets_of_values_give_the_same_key(separator):
     key = template(["", separator])
     alphabet = sorted({*separator, "%", "2", "5", "N", "x"})
     texts = ["".join(text) for length in range(4) for text in product(alphabet, repeat=length)]
@@ -82,7 +82,7 @@ def test_two_fields_with_no_mark_between_them_are_refused(refused, separator):
 
 
 @given(st.text(alphabet="abcé 0.@-"))
-def test_a_value_is_read_as_it_is_unless_it_holds_what_the_template_is_made_of(value):
+def test_a_value_is_kept_as_it_is_unless_it_contains_characters_of_the_template(value):
     assert KeyTemplate("{a}")({"a": value}) == value
     assert KeyTemplate("{a}:{b}")({"a": value, "b": value}) == f"{value}:{value}"
 
@@ -119,7 +119,7 @@ def test_dotted_attributes_and_items():
     assert read({"user": SimpleNamespace(team=team)}) == "7/y/low/three"
 
 
-def test_a_text_is_read_by_its_letters_however_it_shows_itself():
+def test_a_str_subclass_is_read_by_its_characters():
     class Plan(str, Enum):  # noqa: UP042 - as many still write it
         GOLD = "gold"
 
@@ -139,11 +139,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_cannot_be_read_is_refused_when_declared(refused, text):
+def test_a_malformed_template_is_refused_when_declared(refused, text):
     refused(lambda: KeyTemplate(text), "key")
 
 
-def test_a_field_that_the_call_does_not_have_is_answered_with_those_it_has(refused):
+def test_the_error_about_an_unknown_field_lists_those_of_the_call(refused):
     error = refused(lambda: KeyTemplate("{usr}", ["self", "user"]), "key")
     assert "'usr'" in error.bound
     assert "self, user" in error.fix
@@ -161,7 +161,7 @@ def test_a_field_that_the_call_does_not_have_is_answered_with_those_it_has(refus
         ("{a.b.c}", 5),
     ],
 )
-def test_a_value_that_is_not_there_is_a_config_error(refused, text, value):
+def test_a_missing_value_is_a_config_error(refused, text, value):
     refused(lambda: KeyTemplate(text)({"a": value}), "key")
 
 
@@ -186,7 +186,7 @@ def test_the_repr_shows_the_template():
     assert repr(KeyTemplate("{a}:{b}")) == "KeyTemplate('{a}:{b}')"
 
 
-def test_a_template_may_hold_what_is_no_proper_unicode():
+def test_a_template_may_contain_lone_surrogates():
     key = KeyTemplate("\ud800{a}\ud801{b}")
     assert key({"a": "1\ud8012", "b": "3"}) == "\ud8001%ED%A0%812\ud8013"
     assert key({"a": "1", "b": "2\ud8013"}) == "\ud8001\ud8012%ED%A0%813"

@@ -1,4 +1,4 @@
-"""Rate: human notation becomes exact integers, or a ConfigError that says what to write."""
+"""Rate: human notation becomes exact integers, or a ConfigError that shows what to write."""
 
 import pickle
 from datetime import timedelta
@@ -99,7 +99,7 @@ def test_durations(period, period_us):
 
 
 @given(st.integers(1, MAX_SPAN_US))
-def test_microseconds_survive_the_way_through_float_seconds(period_us):
+def test_microseconds_survive_conversion_to_float_seconds(period_us):
     assert Rate(1, period_us / SECOND_US).period_us == period_us
     assert Rate(1, timedelta(microseconds=period_us)).period_us == period_us
 
@@ -205,14 +205,14 @@ def test_malformed_texts(refused, text):
     refused(lambda: parse_rates(f"1/s; {text}"), "rate")
 
 
-def test_a_calendar_unit_is_pointed_to_quotas(refused):
-    told = refused(lambda: Rate.parse("1000/month"), "rate")
-    assert told.fix == 'budget it with a Quota("1000/month"), or name the days: "1000/30d"'
+def test_the_error_about_a_calendar_unit_points_to_quotas(refused):
+    error = refused(lambda: Rate.parse("1000/month"), "rate")
+    assert error.fix == 'budget it with a Quota("1000/month"), or name the days: "1000/30d"'
     assert str(Rate.parse("1000/30d")) == "1000 per 2592000 s"
 
 
 @pytest.mark.parametrize(("period", "days"), [("month", 30), ("quarter", 90), ("year", 365), ("years", 365)])
-def test_a_calendar_unit_is_pointed_to_days(refused, period, days):
+def test_the_error_about_a_calendar_unit_points_to_days(refused, period, days):
     fix = refused(lambda: Rate.parse(f"10 per {period}"), "rate").fix
     assert fix.endswith(f'name the days: "1000/{days}d"')
     assert refused(lambda: duration_us("wait", f"1 {period}"), "wait").fix == f'name the days: "{days}d"'
@@ -309,7 +309,7 @@ def test_rates_out_of_bounds(refused):
     refused(lambda: Rate(MAX_PER_SECOND + 1), "rate")
 
 
-def test_a_number_of_a_class_of_its_own_is_its_value():
+def test_a_number_of_a_subclass_counts_by_its_value():
     class Reading(float):
         def __repr__(self):
             return f"Reading({float(self)})"
@@ -353,7 +353,7 @@ ANYTHING = (
 
 @given(ANYTHING, ANYTHING, ANYTHING)
 def test_nothing_but_config_error_is_ever_raised(refused, value, period, burst):
-    # What is accepted is within bounds and survives its own text; what is not, is told why.
+    # Accepted values are within bounds and survive their own text; others raise an error with the reason.
     for make in (
         lambda: Rate.parse(value),
         lambda: parse_rates(value)[0],
@@ -372,7 +372,7 @@ def test_nothing_but_config_error_is_ever_raised(refused, value, period, burst):
 
 
 @given(st.integers(-(10**20), 10**20), st.integers(0, 100), st.integers(100, 10**6))
-def test_whole_names_its_bounds(refused, value, least, most):
+def test_an_error_about_a_whole_number_names_its_bounds(refused, value, least, most):
     if least <= value <= most:
         assert whole("n", value, least=least, most=most) == value
     else:
@@ -403,7 +403,7 @@ def test_whole_names_its_bounds(refused, value, least, most):
         ("; 10/s;; 5/min", 'write "10/s; 5/min"'),
     ],
 )
-def test_a_wrong_spelling_is_answered_by_the_right_one(wrong, fix):
+def test_the_error_about_a_wrong_spelling_shows_the_right_one(wrong, fix):
     with pytest.raises(ConfigError) as caught:
         parse_rates(wrong)
     assert caught.value.fix.endswith(fix)
@@ -412,7 +412,7 @@ def test_a_wrong_spelling_is_answered_by_the_right_one(wrong, fix):
 
 
 @pytest.mark.parametrize("wrong", ["10m/s", "1 mb/s", "10/s,", "10/", "x", "", [], "10rps", "k" * 300])
-def test_what_cannot_be_guessed_gets_examples(wrong):
+def test_the_error_about_other_text_shows_examples(wrong):
     with pytest.raises(ConfigError, match='such as 10, "10/s"'):
         parse_rates(wrong)
 
@@ -430,7 +430,7 @@ def test_one_rate_where_several_are_written():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (-1, "is negative"),
         (0, "is shorter than 1 µs"),
@@ -439,22 +439,22 @@ def test_one_rate_where_several_are_written():
         ("1h 5 M", 'write "1h 5 min"'),
     ],
 )
-def test_a_duration_that_cannot_be_says_only_what_helps(value, told):
+def test_the_error_about_an_impossible_duration_shows_only_the_fix(value, message):
     with pytest.raises(ConfigError) as caught:
         duration_us("period", value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "2251799813" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (-1, "burst=-1 is not a whole number of at least 1; pass an int, such as 1"),
         (2.5, "burst=2.5 is not a whole number of at least 1; pass an int, such as 1"),
         (10**6 + 1, "burst=1000001 is too large; pass at most 1,000,000"),
     ],
 )
-def test_a_count_says_the_bound_that_it_breaks(value, told):
+def test_the_error_about_a_count_names_the_broken_bound(value, message):
     with pytest.raises(ConfigError) as caught:
         whole("burst", value, most=10**6)
-    assert str(caught.value) == told
+    assert str(caught.value) == message

@@ -13,9 +13,13 @@ from shapekit.rate import MAX_SPAN_US, SECOND_US
 SLOWER, FLOAT = Fraction(1, 10_000), Fraction(1, 2**50)
 
 
-def check_kept(rate, asked):
-    """As it was asked for, or a ten-thousandth slower at most; faster only as a float is wrong."""
-    assert asked * (1 - SLOWER) <= Fraction(rate.limit * SECOND_US, rate.period_us) <= asked * (1 + FLOAT)
+def check_kept(rate, requested):
+    """As requested, or at most a ten-thousandth slower; faster only by a float's error."""
+    assert (
+        requested * (1 - SLOWER)
+        <= Fraction(rate.limit * SECOND_US, rate.period_us)
+        <= requested * (1 + FLOAT)
+    )
     assert Rate.parse(str(rate)) == rate
 
 
@@ -33,17 +37,17 @@ def test_any_float_is_kept_and_never_faster(rate):
     st.from_regex(r"[0-9]{1,6}\.[0-9]{1,60}", fullmatch=True),
     st.sampled_from(["s", "min", "h", "day", "7.3 s", "3.3333333333333333 s"]),
 )
-def test_so_is_any_decimal_in_text(count, unit):
+def test_any_decimal_in_text_is_kept_and_never_faster(count, unit):
     joint = " per " if unit[0].isdigit() else "/"
     times, _, name = unit.rpartition(" ")
-    asked = Fraction(count) / (Fraction(times or 1) * Rate.parse(f"1/{name}").period_us / SECOND_US)
-    # What is slower than a call in years may have to be slower than one in 71.
-    if asked * MAX_SPAN_US >= 10 * SECOND_US:
-        check_kept(Rate.parse(f"{count}{joint}{unit}"), asked)
+    requested = Fraction(count) / (Fraction(times or 1) * Rate.parse(f"1/{name}").period_us / SECOND_US)
+    # A rate slower than a call in years may have to be slower than one in 71.
+    if requested * MAX_SPAN_US >= 10 * SECOND_US:
+        check_kept(Rate.parse(f"{count}{joint}{unit}"), requested)
 
 
 @given(st.integers(1, 1_000), st.integers(1, 1_000))
-def test_a_float_that_was_divided_is_what_was_divided(calls, seconds):
+def test_a_divided_float_means_its_ratio(calls, seconds):
     rate = Rate.parse(calls / seconds)
     assert Fraction(rate.limit * SECOND_US, rate.period_us) == Fraction(calls, seconds)
 
@@ -67,7 +71,7 @@ def test_a_float_that_was_divided_is_what_was_divided(calls, seconds):
         ("5 per 3.3333333333 s burst 2", "5 per 3.333334 s burst 2"),
     ],
 )
-def test_what_is_kept_is_said(rate, kept):
+def test_the_text_of_a_rate_shows_its_kept_value(rate, kept):
     assert str(Rate.parse(rate)) == kept
     assert kept.partition(" burst")[0] in repr(Shaper(rate, name="api"))
 
@@ -84,7 +88,7 @@ def test_what_is_kept_is_said(rate, kept):
         ("1/0.7us", "is not a whole number of calls in 1 µs to 71 years"),
     ],
 )
-def test_what_cannot_be_kept_says_why(rate, why, refused):
+def test_a_rate_that_cannot_be_kept_is_refused_with_the_reason(rate, why, refused):
     assert refused(lambda: Rate.parse(rate), "rate").bound == why
 
 
@@ -101,11 +105,11 @@ TAKERS = {
 
 
 @pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
-def test_it_is_the_same_wherever_a_rate_is_taken(taker):
+def test_a_rate_is_kept_alike_everywhere(taker):
     assert taker(10 / 3) == Rate(10, 3)
     assert taker(math.pi) == Rate(289, 92)
 
 
-def test_its_slots_lie_on_its_grid():
+def test_the_slots_of_a_kept_rate_lie_on_its_grid():
     shaper = Shaper(10 / 3, clock=ManualClock(0))
     assert [shaper.reserve().delay for _ in range(11)] == [round(0.3 * n, 1) for n in range(11)]

@@ -1,4 +1,4 @@
-"""The witness that excuses tests which look at real time: it sees what the system counts, and no more."""
+"""The witness that excuses tests of real time: it sees what the system counts, and no more."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ HOST = 7
 
 
 class Machine:
-    """What a system tells of its processes, as files."""
+    """The files in which a system describes its processes."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -34,14 +34,14 @@ class Machine:
         (folder / "stat").write_text(f"{thread} (a D) c) {'D' if is_there else 'S'} 1 1 0\n")
 
     def ended(self, thread):
-        """There is no such thread any more."""
+        """The thread has ended."""
         folder = self.folder / str(HOST) / "task" / str(thread)
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
 
     def stolen(self, seconds):
-        """The host has let others run for so long."""
+        """The host has let other machines run for so long."""
         ticks = round(seconds * os.sysconf("SC_CLK_TCK"))
         (self.folder / "stat").write_text(f"cpu  1 2 3 4 5 6 7 {ticks} 0 0\ncpu0 1 2 3 4 5 6 7 99 0 0\n")
 
@@ -65,7 +65,7 @@ def witness(machine):
         yield witness
 
 
-def test_it_tells_who_has_waited_since_the_last_look(machine, witness):
+def test_a_look_shows_which_threads_have_waited_since_the_last_one(machine, witness):
     machine.waited(1, 10.25)
     machine.waited(2, 10.5)
     assert sorted(witness.look()) == [0.25, 0.5]
@@ -74,7 +74,7 @@ def test_it_tells_who_has_waited_since_the_last_look(machine, witness):
     assert witness.look() == [0.125]
 
 
-def test_only_what_was_waited_before_the_first_look_does_not_count(machine, witness):
+def test_waits_before_the_first_look_do_not_count(machine, witness):
     assert witness.look() == []
     machine.waited(3, 0.25)
     witness.find()
@@ -89,13 +89,13 @@ def test_a_thread_that_has_ended_waits_no_more(machine, witness):
     assert witness.look() == [0.5]
 
 
-def test_time_that_the_host_gave_to_others_counts(machine, witness):
+def test_time_that_the_host_gave_to_other_machines_counts(machine, witness):
     machine.stolen(0.5)
     assert witness.look() == [0.5]
     assert witness.look() == []
 
 
-def test_who_waits_for_the_disk_from_one_look_to_the_next_was_kept_so_long(machine, witness):
+def test_a_thread_that_waits_for_the_disk_at_two_looks_was_kept_for_the_time_between(machine, witness):
     machine.is_at_disk(1, True)
     start = time.monotonic()
     assert witness.look() == [], "it may have come there just now"
@@ -107,7 +107,7 @@ def test_who_waits_for_the_disk_from_one_look_to_the_next_was_kept_so_long(machi
     assert witness.look() == []
 
 
-def test_a_process_that_is_gone_is_no_trouble(tmp_path):
+def test_a_process_that_is_gone_is_skipped(tmp_path):
     witness = Witness([HOST], tmp_path / "nothing")
     witness.find()
     assert witness.look() == []
@@ -130,7 +130,7 @@ def test_children_are_found_however_deep(machine):
     assert with_children([99], machine.folder) == [99]
 
 
-def test_who_wait_in_one_look_may_have_waited_for_one_another_for_as_long_as_it_took():
+def test_threads_that_wait_in_one_look_may_have_waited_for_one_another_during_it():
     assert Stall.of(1.0, 2.0, [0.25, 0.5]) == (1.0, 2.0, 0.5, 0.75)
     assert Stall.of(1.0, 2.0, [0.75, 0.5]) == (1.0, 2.0, 0.75, 1.0)
     assert Stall.of(1.0, 2.0, [3.0, 0.5]) == (1.0, 2.0, 3.0, 3.0)
@@ -146,7 +146,7 @@ def test_stalls_count_where_they_overlap():
     assert stalls.around(1.5) == 0
 
 
-def test_what_happened_late_is_undone_as_far_as_was_seen_and_never_before_it_was_due():
+def test_a_late_event_is_moved_back_by_the_seen_stalls_and_never_before_it_was_due():
     stalls = Stalls([(1.0, 1.01, 0.25, 0.25)])
     assert stalls.undone(0.75, 1.5) == 1.25
     assert stalls.undone(0.75, 0.875) == 0.875, "it had not begun by then"
@@ -157,7 +157,7 @@ def test_what_happened_late_is_undone_as_far_as_was_seen_and_never_before_it_was
 
 @contextmanager
 def busy(program):
-    """A process that has said that it runs."""
+    """A process that has printed a line, so that it runs."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
         try:
@@ -167,7 +167,7 @@ def busy(program):
             process.kill()
 
 
-def test_it_sees_who_shares_a_processor_with_another():
+def test_the_witness_sees_processes_that_share_a_processor():
     pin = f"import os, time; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])"
     rival = f"{pin}; print('runs', flush=True)\nwhile True: pass"
     needs = f"{pin}; print('runs', flush=True); input()\nwhile time.process_time() < 0.2: pass"

@@ -1,4 +1,4 @@
-"""Processes of tests that begin together: each says "ready", and goes on when it has read a line."""
+"""Processes of tests that begin together: each prints "ready", and goes on when it has read a line."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 @contextmanager
 def started(commands):
-    """One process for what each command tells Python to run; all are ready, and none outlives the block."""
+    """One process for each command of Python; all are ready, and none outlives the block."""
     with ExitStack() as running:
         processes = []
         for command in commands:
@@ -31,14 +31,14 @@ def go(processes, line="go"):
 
 
 def said_by(processes, patience_s):
-    """What each has said when it ends, which it does well."""
+    """The output of each when it ends, which it does without an error."""
     said = [process.communicate(timeout=patience_s)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return said
 
 
 def said_together(commands, patience_s):
-    """What each says of those that begin together."""
+    """The output of each, of processes that begin together."""
     with started(commands) as processes:
         go(processes)
         return said_by(processes, patience_s)

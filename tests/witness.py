@@ -1,13 +1,13 @@
-"""A witness of what the machine does to some processes: when it kept them from running, and for how long.
+"""A witness of stalls: when the machine kept some processes from running, and for how long.
 
     with watched(server.pid, *workers) as witness:
         ...
     assert witness.stalls.undone(planned, happened) < planned + 0.02
 
-Its own lateness says little: who mostly sleeps is served before those who are busy. So another process,
-`python witness.py PID …`, looks at what the system has counted: for how long each of their threads was
-ready to run and was not let, which of them wait for the disk, and for how long the host has let nobody run
-here. Where no system counts that, and where the whole machine is stopped, its own lateness has to do.
+Its own lateness says little: a process that mostly sleeps is served before busy ones. So another process,
+`python witness.py PID …`, looks at the counts of the system: for how long each of their threads was ready to
+run and did not run, which of them wait for the disk, and for how long the host has let no process run here.
+Where no system counts that, and where the whole machine is stopped, its own lateness has to do.
 """
 
 import json
@@ -25,21 +25,21 @@ NAP_S = 0.01
 SEARCH = 5
 """Looks between two searches for new threads."""
 WORTH_S = 0.001
-"""What is shorter is not told: timers are no better."""
+"""Shorter stalls are not reported: timers are no better."""
 NEAR_S = 0.05
 LOOKED_AT = ("schedstat", "stat")
-"""What is read of each thread: for how long it was not let run, and whether it waits for the disk."""
+"""Counts of each thread: for how long it was not let run, and whether it waits for the disk."""
 
 
 class Stall(NamedTuple):
-    """What was seen at one look: that some were kept from running since the one before."""
+    """A stall seen at one look: some threads were kept from running since the one before."""
 
     since: float
     at: float
     longest: float
     """How long one of them was, in seconds."""
     together: float
-    """How long all of them may have been who wait for one another: in one look, not longer than it took."""
+    """How long all threads that wait for one another may have waited: in one look, no longer than it."""
 
     @classmethod
     def of(cls, since, at, waits):
@@ -54,15 +54,15 @@ class Stalls:
         self._seen = [Stall(*stall) for stall in seen]
 
     def within(self, start, end):
-        """How much later something may be for what was seen between two instants."""
+        """How much later something may be because of the stalls between two instants."""
         return sum(stall.together for stall in self._overlapping(start, end))
 
     def longest(self, start, end):
-        """For how long somebody was kept from running at once, between two instants."""
+        """For how long some thread was kept from running, between two instants."""
         return max((stall.longest for stall in self._overlapping(start, end)), default=0.0)
 
     def undone(self, planned, happened):
-        """When something would have happened, had nobody been kept from running since it was due."""
+        """When something would have happened without the stalls since it was due."""
         return max(planned, happened - self.within(planned, happened))
 
     def around(self, instant):
@@ -88,7 +88,7 @@ class Witness:
         self.look()
 
     def look(self):
-        """For how long each of those who were kept waiting since the last look was, in seconds."""
+        """For how long each of the threads that were kept waiting since the last look was, in seconds."""
         stolen, before = self._stolen_s(), self._stolen
         now, last = time.monotonic(), self._looked_at
         self._stolen, self._looked_at = stolen, now
@@ -142,7 +142,7 @@ class Watched:
     """Processes that a witness looks at."""
 
     stalls = Stalls([])
-    """All that it has seen, when it is over."""
+    """All stalls seen, when it is over."""
 
 
 @contextmanager
@@ -161,9 +161,9 @@ def watched(*processes):
 
 
 class Stopwatch:
-    """What a block has taken, in seconds, but for the time in which this process was kept from running.
+    """The duration of a block, in seconds, without the time in which this process was kept from running.
 
-    As cheap as two looks: for what only has to be over some time soon.
+    It is as cheap as two looks: for blocks that only have to end within some time.
     """
 
     def __init__(self, threads="/proc/self/task"):
@@ -178,7 +178,7 @@ class Stopwatch:
         self.took = took - sum(waited[thread] - self._waited.get(thread, 0) for thread in waited)
 
     def _waits(self):
-        """For how long each thread was ready to run and was not let."""
+        """For how long each thread was ready to run and did not run."""
         waits = {}
         for thread in self._threads.glob("*"):
             with suppress(OSError):
@@ -187,7 +187,7 @@ class Stopwatch:
 
 
 def with_children(processes, proc="/proc"):
-    """These, and all that descend from them, as far as the system tells."""
+    """These processes, and all that descend from them, as far as the system shows."""
     children = {}
     for folder in Path(proc).glob("[0-9]*"):
         with suppress(OSError):
@@ -201,7 +201,7 @@ def with_children(processes, proc="/proc"):
 
 
 def _watch(processes):
-    """Until the standard input ends, which is answered with all that was seen."""
+    """Look until the standard input ends, and answer with all stalls seen."""
     witness = Witness(processes)
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()

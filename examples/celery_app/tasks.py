@@ -22,6 +22,6 @@ def sync(account: str, number: int) -> int:
 
 
 @app.task
-def ping(asked: float) -> float:
+def ping(called_at: float) -> float:
     """Does not call the API, and should not have to wait for tasks that do."""
-    return time.time() - asked
+    return time.time() - called_at

@@ -97,20 +97,20 @@ def test_a_quota_is_text_or_a_table(quota):
 
 
 @pytest.mark.parametrize(
-    ("told", "dialect"), [("hold", "auto"), ({}, "auto"), ({"dialect": "github"}, "github")]
+    ("value", "dialect"), [("hold", "auto"), ({}, "auto"), ({"dialect": "github"}, "github")]
 )
-def test_feedback_is_text_or_a_table(told, dialect):
-    assert Policy.from_dict({"rate": 1, "feedback": told}).feedback.dialect == dialect
+def test_feedback_is_text_or_a_table(value, dialect):
+    assert Policy.from_dict({"rate": 1, "feedback": value}).feedback.dialect == dialect
 
 
-@pytest.mark.parametrize("told", [None, False])
-def test_no_feedback_is_none_or_false_for_files_have_no_none(told):
-    assert Policy.from_dict({"rate": 1, "feedback": told}).feedback is None
+@pytest.mark.parametrize("value", [None, False])
+def test_no_feedback_is_none_or_false_because_files_have_no_none(value):
+    assert Policy.from_dict({"rate": 1, "feedback": value}).feedback is None
 
 
-@pytest.mark.parametrize("told", ["OSError", ["OSError", "KeyError"], OSError, (OSError, KeyError)])
-def test_exceptions_are_named_or_given(told):
-    refund_on = Policy.from_dict({"rate": 1, "refund_on": told}).refund_on
+@pytest.mark.parametrize("value", ["OSError", ["OSError", "KeyError"], OSError, (OSError, KeyError)])
+def test_exceptions_are_named_or_given(value):
+    refund_on = Policy.from_dict({"rate": 1, "refund_on": value}).refund_on
     assert refund_on(ConnectionError()), "an OSError"
     assert not refund_on(ValueError())
 
@@ -121,7 +121,7 @@ def test_the_fields_are_left_as_they_were():
     assert fields == {"rate": "1/s", "quota": {"limit": "9/week"}, "gates": [GATE]}
 
 
-def test_the_name_is_the_arguments_or_the_tables():
+def test_the_name_comes_from_the_argument_or_the_table():
     assert Policy.from_dict({"rate": 1}, name="a").name == "a"
     assert Policy.from_dict({"rate": 1, "name": "b"}, name="a").name == "b"
 
@@ -205,12 +205,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fields", "place"), WRONG, ids=[str(fields)[:60] for fields, _ in WRONG])
-def test_what_is_wrong_is_named_with_its_place(refused, fields, place):
+def test_a_wrong_field_is_named_with_its_place(refused, fields, place):
     refused(lambda: Policy.from_dict(fields), place)
 
 
 @pytest.mark.parametrize("name", ["", 5])
-def test_a_wrong_name_is_not_replaced_in_silence(refused, name):
+def test_a_wrong_name_is_refused_and_not_replaced(refused, name):
     refused(lambda: Policy.from_dict({"rate": 1}, name=name), "name")
 
 
@@ -248,8 +248,15 @@ def test_any_plain_values_make_a_policy_or_a_config_error(outcome, fields):
     "option",
     ["name", "burst", "quota", "concurrency", "max_wait", "prefetch", "adaptive", "refund_on", "feedback"],
 )
-def test_none_means_what_it_means_as_an_argument(option):
-    told, said = Policy.from_dict({"rate": "10/s", option: None}), Policy("10/s", **{option: None})
-    assert told.shaper.core.queue == said.shaper.core.queue
-    assert (told.permits, told.refund_on) == (said.permits, said.refund_on) == (None, None)
-    assert repr(told.feedback) == repr(said.feedback)
+def test_none_means_the_same_as_in_an_argument(option):
+    from_dict, from_arguments = (
+        Policy.from_dict({"rate": "10/s", option: None}),
+        Policy("10/s", **{option: None}),
+    )
+    assert from_dict.shaper.core.queue == from_arguments.shaper.core.queue
+    assert (
+        (from_dict.permits, from_dict.refund_on)
+        == (from_arguments.permits, from_arguments.refund_on)
+        == (None, None)
+    )
+    assert repr(from_dict.feedback) == repr(from_arguments.feedback)

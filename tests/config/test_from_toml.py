@@ -1,4 +1,4 @@
-"""Policies from a TOML file; what is wrong is named by file, table and field."""
+"""Policies from a TOML file; an error names the file, the table and the field."""
 
 import contextlib
 import os
@@ -55,13 +55,13 @@ def test_a_table_is_a_policy(write):
     assert openai.gates[2] == Quota("1_000_000/month", tz="Europe/Berlin")
 
 
-def test_a_table_says_what_is_heard_of_answers(write):
+def test_a_table_configures_feedback(write):
     text = '[a]\nrate = 1\nfeedback = {dialect = "ietf", max_hold = "5m"}\nrefund_on = ["ConnectionError"]\n'
     path = write(text + "[b]\nrate = 1\nfeedback = false\n")
-    told, deaf = Policy.from_toml(path, "a"), Policy.from_toml(path, "b")
-    assert (told.feedback.dialect, told.feedback.max_hold_s) == ("ietf", 300)
-    assert told.refund_on(ConnectionResetError())
-    assert not told.refund_on(TimeoutError())
+    configured, deaf = Policy.from_toml(path, "a"), Policy.from_toml(path, "b")
+    assert (configured.feedback.dialect, configured.feedback.max_hold_s) == ("ietf", 300)
+    assert configured.refund_on(ConnectionResetError())
+    assert not configured.refund_on(TimeoutError())
     assert deaf.feedback is None
 
 
@@ -79,21 +79,21 @@ def test_a_file_that_cannot_be_read_is_named(refused, tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, "\0", ["a"], 1.5, b"\0"])
-def test_what_is_no_path_is_refused(refused, path):
+def test_an_argument_that_is_no_path_is_refused(refused, path):
     refused(lambda: Policy.from_toml(path, "a"), "path")
 
 
-def test_a_number_is_no_path_although_the_system_takes_it_for_an_open_file(refused, write):
+def test_a_file_descriptor_is_no_path(refused, write):
     number = os.open(write(FILE), os.O_RDONLY)
     try:
         refused(lambda: Policy.from_toml(number, "stripe"), "path")
-        os.fstat(number)  # still open: it is somebody else's
+        os.fstat(number)  # still open: it belongs to the caller
     finally:
         with contextlib.suppress(OSError):
             os.close(number)
 
 
-def test_a_file_that_an_editor_on_windows_has_saved(write):
+def test_a_byte_order_mark_is_skipped(write):
     path = write(b"\xef\xbb\xbf" + FILE.replace("\n", "\r\n").encode())
     assert repr(Policy.from_toml(path, "stripe")) == repr(Policy.from_toml(write(FILE), "stripe"))
 
@@ -101,20 +101,20 @@ def test_a_file_that_an_editor_on_windows_has_saved(write):
 @pytest.mark.parametrize(
     "text", ["[stripe\nrate = 1", "rate = 1/s", b"\xff\xfe", "[a]\n[a]", "a = " + "[" * 20_000]
 )
-def test_what_is_no_toml_is_named_with_its_file(refused, write, text):
+def test_the_error_about_malformed_toml_names_the_file(refused, write, text):
     error = refused(lambda: Policy.from_toml(write(text), "stripe"), "path")
     assert "limits.toml" in error.value
     assert "is not TOML" in error.bound
 
 
 @pytest.mark.parametrize("name", ["title", "gone", "", 5, None, ["stripe"], {}])
-def test_an_unknown_table_is_answered_with_those_there_are(refused, write, name):
+def test_the_error_about_an_unknown_table_lists_the_known_ones(refused, write, name):
     error = refused(lambda: Policy.from_toml(write(FILE), name), "name")
     assert "limits.toml" in error.bound
     assert "stripe, openai" in error.fix
 
 
-def test_a_file_without_tables_says_so(refused, write):
+def test_a_file_without_tables_is_refused(refused, write):
     assert refused(lambda: Policy.from_toml(write("a = 1"), "a"), "name").fix == "write [a]"
     assert refused(lambda: Policy.from_toml(write("a = 1"), None), "name").fix == "pass its name as text"
 
@@ -128,12 +128,12 @@ def test_a_file_without_tables_says_so(refused, write):
         ("rate = 1\nfeedback = true", "feedback", 'write "hold", false, or {dialect = "github"}'),
     ],
 )
-def test_a_fix_is_what_a_file_can_say(refused, write, text, field, fix):
+def test_a_fix_is_valid_in_a_file(refused, write, text, field, fix):
     path = write(f"[api]\n{text}")
     assert refused(lambda: Policy.from_toml(path, "api"), f"{path} [api] {field}").fix == fix
 
 
-def test_what_those_fixes_say_is_right(write):
+def test_the_fixes_work(write):
     for line in ('rate = "10/s"', 'rate = 1\nfeedback = {dialect = "github"}', "rate = 1\nfeedback = false"):
         Policy.from_toml(write(f"[api]\n{line}"), "api")
 
@@ -156,7 +156,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("lines", "field"), WRONG, ids=[lines[:40] for lines, _ in WRONG])
-def test_what_is_wrong_is_named_by_file_table_and_field(refused, write, lines, field):
+def test_a_wrong_field_is_named_by_file_and_table_and_field(refused, write, lines, field):
     path = write(f"[api]\n{lines}\n")
     refused(lambda: Policy.from_toml(path, "api"), f"{path} [api] {field}")
 

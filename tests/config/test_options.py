@@ -1,4 +1,4 @@
-"""Every option of a policy is taken by all that take a policy's keywords, and arrives."""
+"""Everything that takes a policy's keywords takes every option of a policy, and passes it on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shapekit.integrations.requests import ShapedAdapter
 CLOCK, STORE, READS = ManualClock(), MemoryStore(), Feedback("github")
 OSERROR = OSError()
 
-SAID: dict[str, tuple[Any, Any]] = {
+OPTIONS: dict[str, tuple[Any, Any]] = {
     "name": ("mine", lambda policy: policy.name == "mine"),
     "burst": (2, lambda policy: policy.shaper.core.queue.burst == 2),
     "pace": ("burst", lambda policy: policy.shaper.core.queue.pace == "burst"),
@@ -41,63 +41,63 @@ SAID: dict[str, tuple[Any, Any]] = {
 }
 
 
-def of_fields(**said: Any) -> Policy:
+def of_fields(**passed: Any) -> Policy:
     """A store comes beside the fields, and brings its clock."""
-    beside = {"store": said.pop("store")} if "store" in said else {}
-    if "clock" in said:
-        beside["store"] = MemoryStore(said.pop("clock"))
-    return Policy.from_dict(said, **beside)
+    beside = {"store": passed.pop("store")} if "store" in passed else {}
+    if "clock" in passed:
+        beside["store"] = MemoryStore(passed.pop("clock"))
+    return Policy.from_dict(passed, **beside)
 
 
 MAKERS: dict[str, Any] = {
     "Policy": Policy,
-    "shaped": lambda **said: shaped(**said)(lambda: None).policy,
+    "shaped": lambda **passed: shaped(**passed)(lambda: None).policy,
     "from_dict": of_fields,
-    "wrapper": lambda **said: RequestShaper("Wrapper", READING, **said)._main.policy,
+    "wrapper": lambda **passed: RequestShaper("Wrapper", READING, **passed)._main.policy,
 }
 TAKERS: dict[str, Any] = {
     "httpx": ShapedTransport,
     "aiohttp": shaped_middleware,
     "requests": ShapedAdapter,
-    "celery": lambda **said: checked_shape(said),
+    "celery": lambda **passed: checked_shape(passed),
 }
 
 
 def keywords(option: str) -> dict[str, Any]:
-    """The option, with what it needs beside it."""
+    """The option, and the arguments that it needs beside it."""
     beside = {"adaptive": {}, "spread": {"rate": "1/s", "quota": "5/day"}}.get(option, {"rate": "1/s"})
-    return {**beside, option: SAID[option][0]}
+    return {**beside, option: OPTIONS[option][0]}
 
 
-def test_all_are_tried() -> None:
-    assert set(SAID) == set(PolicyOptions.__annotations__)
+def test_every_option_is_tried() -> None:
+    assert set(OPTIONS) == set(PolicyOptions.__annotations__)
 
 
-@pytest.mark.parametrize("option", SAID)
+@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("maker", MAKERS)
-def test_it_arrives(maker: str, option: str) -> None:
-    assert SAID[option][1](MAKERS[maker](**keywords(option)))
+def test_the_option_arrives(maker: str, option: str) -> None:
+    assert OPTIONS[option][1](MAKERS[maker](**keywords(option)))
 
 
-@pytest.mark.parametrize("option", SAID)
+@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("taker", TAKERS)
-def test_it_is_taken(refused: Any, taker: str, option: str) -> None:
+def test_the_option_is_accepted(refused: Any, taker: str, option: str) -> None:
     if (taker, option) == ("celery", "concurrency"):
-        refused(lambda: TAKERS[taker](**keywords(option)), "shape['concurrency']")  # and says why
+        refused(lambda: TAKERS[taker](**keywords(option)), "shape['concurrency']")  # and gives the reason
     else:
         assert TAKERS[taker](**keywords(option))
 
 
 @pytest.mark.parametrize("make", [Policy, shaped], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("wrong", ["rat", "longest_sleep", "lease"])
-def test_what_is_none_is_a_type_error_as_of_any_call(make: Any, wrong: str) -> None:
+def test_an_unknown_option_is_a_type_error(make: Any, wrong: str) -> None:
     with pytest.raises(
         TypeError, match=rf"^{make.__name__}\(\) got an unexpected keyword argument '{wrong}'"
     ):
         make("1/s", **{wrong: 1})
 
 
-def test_wrappers_and_files_take_nothing_else_of_a_policy() -> None:
+def test_wrappers_and_files_take_no_other_options() -> None:
     options = set(PolicyOptions.__annotations__)
     assert set(Shaping.__annotations__) - options == {"rate", "policy", "routes", "on_reject"}
     assert {"rate", *options} - set(FIELDS) == {"store", "clock"}

@@ -21,9 +21,9 @@ AGAIN = "python tests/benchmarks/run.py --from docs/pictures/benchmarks/figures.
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, object]:
-    """What was measured."""
-    told: dict[str, object] = json.loads((FOLDER / "figures.json").read_text(encoding="utf-8"))
-    return told
+    """The measured figures."""
+    read: dict[str, object] = json.loads((FOLDER / "figures.json").read_text(encoding="utf-8"))
+    return read
 
 
 def test_the_page_is_made_of_the_figures(figures: dict[str, object]) -> None:
@@ -41,7 +41,7 @@ def test_the_pictures_are_made_of_the_figures(figures: dict[str, object], tmp_pa
         assert (FOLDER / name).stat().st_size < MOST_BYTES
 
 
-def test_every_group_was_measured_and_every_library_stands_where_it_might(figures: dict[str, object]) -> None:
+def test_every_group_was_measured_and_every_library_is_in_its_tables(figures: dict[str, object]) -> None:
     groups = from_json(figures["groups"])
     assert [group.name for group in groups] == list(GROUPS)
     assert [group.failed for group in groups if group.failed] == []
@@ -55,7 +55,7 @@ def test_every_group_was_measured_and_every_library_stands_where_it_might(figure
     assert missing == {}
 
 
-def test_the_machine_the_versions_and_the_date_are_told(figures: dict[str, object]) -> None:
+def test_the_page_names_the_machine_and_the_versions_and_the_date(figures: dict[str, object]) -> None:
     machine = figures["machine"]
     assert isinstance(machine, dict)
     assert {"cpu", "system", "python", "Redis", *MODULES} <= machine.keys()

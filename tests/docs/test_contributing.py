@@ -1,4 +1,4 @@
-"""CONTRIBUTING says where things go on one screen, and means the rooms that there are."""
+"""CONTRIBUTING shows where things go on one screen, with the rooms that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..packaging.test_layers import LINES
 
 ROOT = Path(__file__).parents[2]
 SCREEN = (45, 110)
-"""Lines, and characters in each of them."""
+"""Lines, and characters in each line."""
 
 
 def section() -> str:
@@ -24,8 +24,8 @@ def test_where_things_go_fits_on_a_screen() -> None:
     assert 0 < len(shown) <= most
 
 
-def test_the_table_of_rooms_is_the_one_that_is_held() -> None:
+def test_the_table_of_rooms_matches_the_tested_one() -> None:
     rows = re.findall(r"^\| (\d) \| (.*?) \|", section(), re.MULTILINE)
-    told = [(number, {*re.findall(r"`(\w+)/?`", rooms)}) for number, rooms in rows]
+    listed = [(number, {*re.findall(r"`(\w+)/?`", rooms)}) for number, rooms in rows]
     held = [(str(number), {room or "__init__" for room in line}) for number, line in enumerate(LINES, 1)]
-    assert told == held
+    assert listed == held

@@ -1,4 +1,4 @@
-"""What the pages say is run: their code works, and their links lead somewhere."""
+"""The code of the pages runs, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md",
 FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->\n+\Z")
 NOT_CODE = {"", "text", "sh", "toml", "lua", "markdown"}
-"""What a fence may hold beside Python. Whatever else it is called, somebody has to see that it runs."""
+"""Languages that a fence may have beside Python. A fence in any other has to be checked by a test."""
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 """A link, or a picture."""
 FROM_DOCSTRING = re.compile(r"^::: (\S+)$", re.MULTILINE)
@@ -35,9 +35,9 @@ HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 
 
 LOCAL_REDIS = "redis://localhost"
-"""What a page calls the reader's Redis: here it is one of the tests' own."""
+"""The reader's Redis on the pages: here it is one of the tests' own."""
 A_CLUSTER = "redis://cluster-1:6379"
-"""What a page calls a server of the reader's cluster."""
+"""A server of the reader's cluster on the pages."""
 IMPATIENT, PATIENT = "socket_timeout=0.5", "socket_timeout=20"
 """How long a page waits for a Redis, and how long it has to wait on a machine that is busy with tests."""
 
@@ -74,7 +74,7 @@ def run(markdown: str, name: str) -> int:
 
 
 def anchors(markdown: str) -> set[str]:
-    """What a link's part after # may say."""
+    """The parts after # that a link may have."""
     headings = HEADING.findall(FENCE.sub("", markdown))
     own = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return own | set(FROM_DOCSTRING.findall(markdown))
@@ -95,7 +95,7 @@ def dead_links(page: Path) -> list[str]:
 
 @pytest.fixture
 def logging_as_it_was() -> Iterator[None]:
-    """What a page says of logging is for the page alone."""
+    """Logging that a page configures is for the page alone."""
     loggers = [logging.getLogger(name) for name in ("", "shapekit", "shapekit.progress", "shapekit.store")]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield
@@ -149,7 +149,7 @@ assert seen == 1
 """
 
 
-def test_blocks_share_a_namespace_and_marked_ones_rest() -> None:
+def test_blocks_share_a_namespace_and_marked_ones_do_not_run() -> None:
     assert run(MADE_UP, "page.md") == 2
 
 
@@ -160,12 +160,12 @@ def test_a_block_that_fails_fails_at_its_line() -> None:
 
 
 @pytest.mark.parametrize("mark", ["<!-- not run: -->", "<!-- not run -->", ""])
-def test_a_block_rests_only_for_a_reason(mark: str) -> None:
+def test_a_block_is_skipped_only_with_a_reason(mark: str) -> None:
     with pytest.raises(RuntimeError, match="not reached"):
         run(MADE_UP.replace("<!-- not run: needs a server -->", mark), "page.md")
 
 
-def test_code_under_another_name_is_not_passed_over() -> None:
+def test_code_under_another_name_is_not_skipped() -> None:
     with pytest.raises(AssertionError, match="pycon"):
         run("```pycon\n>>> 1\n2\n```\n", "page.md")
 

@@ -28,12 +28,12 @@ def draw() -> ModuleType:
 
 
 def words(svg: Path) -> list[str]:
-    """All that is written in a picture."""
+    """All text in a picture."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg.read_text(encoding="utf-8"))
 
 
 def lines(svg: Path) -> list[int]:
-    """How many points each line has: what was drawn, whichever matplotlib drew it, and wherever it put it."""
+    """The number of points of each line, whichever matplotlib drew it, and wherever it put it."""
     return [path.count("L") for path in re.findall(r'<path d="([^"]*)"', svg.read_text(encoding="utf-8"))]
 
 
@@ -51,9 +51,7 @@ def test_the_pictures_are_what_their_commands_draw(draw: ModuleType, tmp_path: P
         assert path.stat().st_size < MOST_BYTES
 
 
-def test_the_picture_of_the_demo_is_drawn_and_counted_to_the_last_call(
-    draw: ModuleType, tmp_path: Path
-) -> None:
+def test_the_picture_of_the_demo_draws_and_counts_every_call(draw: ModuleType, tmp_path: Path) -> None:
     name = f"{draw.SHAPING['NAME']}.svg"
     draw.SHAPING["draw"](tmp_path)
     drawn = (FOLDER / name).read_text(encoding="utf-8")
@@ -67,14 +65,16 @@ def test_the_picture_of_the_demo_is_drawn_and_counted_to_the_last_call(
     assert drawn.count('class="limit"') == 3  # in both charts, and in the legend
 
 
-def test_pages_say_what_is_to_be_seen_and_by_which_command(draw: ModuleType) -> None:
+def test_pages_describe_their_pictures_and_name_the_command(draw: ModuleType) -> None:
     shown = set()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for told, target in SHOWN.findall(text):
+        for alternative, target in SHOWN.findall(text):
             path = (page.parent / target).resolve()
             assert path.is_file(), f"{page.name}: {target}"
-            assert len(told) > 40, f"{page.name}: {told!r} does not tell a picture to whoever cannot see it"
+            assert len(alternative) > 40, (
+                f"{page.name}: {alternative!r} does not tell a picture to whoever cannot see it"
+            )
             if path.parent == FOLDER:
                 shown.add(path.stem)
                 arguments = draw.PICTURES.get(path.stem)

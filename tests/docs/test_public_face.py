@@ -1,8 +1,8 @@
-"""The reference has an anchor for each public member of each public class, and for nothing internal.
+"""The reference has an anchor for each public member of each public class, and for no internal member.
 
-Public is what a class of `__all__` has from shapekit's own classes under a name without an underscore:
-methods, properties, attributes of the class, and attributes that its methods set. What the rooms of the
-package ask each other by such a name stands in `INTERNAL`.
+Public are the names without an underscore that a class of `__all__` has from shapekit's own classes: methods,
+properties, attributes of the class, and attributes that its methods set. Such names that only the package's
+own rooms use are listed in `INTERNAL`.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ INTERNAL = {
     "SlidingWindowLog": "entries",
     "Concurrency": "adopt civil enter inspect keep kind leave life scaled standing state_received"
     " state_sent twin unending watch",
-    # What a shaper and its policy are made of, and what integrations tell an admission.
+    # Parts of a shaper and its policy, and calls of integrations to an admission.
     "Shaper": "core",
     "Policy": "is_plain permits scoped",
     "Admission": "enclosing holds_permit leave_soon policy taken target",
     "Reservation": "after_waiting core costing grant granted",
     "AdaptiveRate": "learn",
-    # What errors are made of again: in another process, in a message that names the file.
+    # Arguments from which errors are rebuilt: in another process, in a message that names the file.
     "ConfigError": "within",
     "QueueFullError": "args",
     "QuotaExhaustedError": "args",
     "UnsentError": "args",
     "_Unsent": "args",
-    # What the package's own stores do beyond the primitive, and what they answer while they are gone.
+    # Operations of the package's own stores beyond the primitive, and their answers during an outage.
     "Store": "twin",
     "RedisStore": "evaluate programs",
     "SQLiteStore": "programs",
     "SystemClock": "ticks",
     "Operation": "closed cost follows given instead is_look locally most_cost needs_store nothing"
     " on_both_sides opened probes routed",
-    # What fits one wrapper to several HTTP clients, and what Celery reads of a task.
+    # Attributes that fit one wrapper to several HTTP clients, and those of a task that Celery reads.
     "ShapedTransport": "around library refusals",
     "ShapedTask": "Strategy abstract on_bound",
     "Shaped": "admission_of calls grace_s on_reject run",
@@ -68,7 +68,7 @@ INTERNAL = {
 """Members without an underscore that only the package uses, by the class that introduces them."""
 
 HANDED_IN = {"AsyncAlarm"}
-"""Classes of private rooms that a public method is handed: `Clock.asleep` awaits its alarm."""
+"""Classes of private rooms that a public method takes: `Clock.asleep` awaits its alarm."""
 
 
 BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -109,7 +109,7 @@ def own_members(cls: type) -> set[str]:
 
 
 def kinds_of(cls: type) -> Iterator[tuple[str, str]]:
-    """Each member that the body of a class defines, with the names of the types that it speaks of."""
+    """Each member that the body of a class defines, with the names of the types in its signature."""
     top = body(cls).body
     for node in ast.walk(ast.Module(top, [])):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -127,7 +127,7 @@ def kinds_of(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def ours(cls: type) -> list[type]:
-    """The class and its bases, as far as they are shapekit's."""
+    """The class and its bases, as far as they belong to shapekit."""
     return [base for base in cls.__mro__ if base.__module__.startswith("shapekit")]
 
 
@@ -151,30 +151,30 @@ def public_members(cls: type) -> set[str]:
 
 
 def shown_as(names: set[str]) -> str:
-    """Under which of its names a class is in the reference."""
+    """The public name under which a class is in the reference."""
     (name,) = names & named() or {min(names)}
     return name
 
 
 class Anchors(HTMLParser):
-    """The anchors of a page, and where the links lead that stand in the lists of shared ones."""
+    """The anchors of a page, and the targets of the links in its lists of shared anchors."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.shared: list[tuple[str, str]] = []
-        """The shared anchors, and where the link after each leads."""
+        """The shared anchors, and the target of the link after each."""
         self._is_shared = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        if told.get("id", "").startswith("shapekit."):
-            self.ids.append(told["id"])
+        attributes = {name: value or "" for name, value in attrs}
+        if attributes.get("id", "").startswith("shapekit."):
+            self.ids.append(attributes["id"])
         if tag == "p":
-            self._is_shared = "shared-anchors" in told.get("class", "")
-        if self._is_shared and "href" in told:
-            self.shared.append((self.ids[-1], told["href"]))
+            self._is_shared = "shared-anchors" in attributes.get("class", "")
+        if self._is_shared and "href" in attributes:
+            self.shared.append((self.ids[-1], attributes["href"]))
 
     def handle_endtag(self, tag: str) -> None:
         self._is_shared = self._is_shared and tag != "p"
@@ -220,7 +220,7 @@ def test_every_public_member_has_an_anchor_and_nothing_else_has(anchors: list[st
 
 
 @pytest.mark.long
-def test_no_anchor_stands_twice(anchors: list[str]) -> None:
+def test_no_anchor_occurs_twice(anchors: list[str]) -> None:
     assert sorted({anchor for anchor in anchors if anchors.count(anchor) > 1}) == []
 
 
@@ -244,7 +244,7 @@ def test_a_shared_anchor_leads_to_a_description(pages: dict[str, Anchors]) -> No
     assert lost == []
 
 
-def test_members_are_found_wherever_they_are_made() -> None:
+def test_members_are_found_however_they_are_defined() -> None:
     class Made:
         __slots__ = ("slot",)
         annotated: int
@@ -264,7 +264,7 @@ def test_members_are_found_wherever_they_are_made() -> None:
     assert found == {"slot", "annotated", "assigned", "asked", "set_late", "awaited"}
 
 
-def test_what_is_internal_exists() -> None:
+def test_internal_members_exist() -> None:
     by_name = {base.__name__: base for cls in CLASSES for base in ours(cls)}
     gone = [
         f"{name}.{pattern}"
@@ -275,8 +275,8 @@ def test_what_is_internal_exists() -> None:
     assert gone == []
 
 
-def test_no_example_uses_what_is_internal() -> None:
-    # By name alone, so of those that neither a public member has nor `asyncio.run`.
+def test_no_example_uses_internal_members() -> None:
+    # By name alone, so only names that belong neither to a public member nor to `asyncio.run`.
     public = {name for cls in CLASSES for name in public_members(cls)} | {"run"}
     internal = {name for names in INTERNAL.values() for name in names.split()} - public
     assert len(internal) > 30
@@ -293,7 +293,7 @@ def test_no_example_uses_what_is_internal() -> None:
     assert used == set()
 
 
-def test_no_public_member_speaks_of_a_class_that_only_the_package_knows() -> None:
+def test_no_public_member_has_a_private_class_in_its_signature() -> None:
     rooms = (path for room in (ROOT / "shapekit").glob("_*/") for path in room.rglob("*.py"))
     defined = {
         node.name

@@ -1,4 +1,4 @@
-"""The README stays short, and its picture is legible and told in words."""
+"""The README stays short, and its picture is legible and described in words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_it_is_read_in_minutes() -> None:
 
 
 @pytest.mark.parametrize("what", ["ShapedTransport(", "@shaped(", "ShapedTask,", 'store="redis:'])
-def test_the_first_lines_show_what_most_users_write_and_eight_are_enough(what: str) -> None:
+def test_the_first_lines_show_common_uses_in_at_most_eight_lines(what: str) -> None:
     assert what in "\n".join(README.splitlines()[:60])
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     first = next(block for block in blocks if what in block)
@@ -43,14 +43,14 @@ def light(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_the_pages_tell_the_numbers_of_the_picture() -> None:
+def test_the_pages_contain_the_numbers_of_the_picture() -> None:
     titles = re.findall(r"([0-9]+) calls answered, ([0-9]+) refused", PICTURE.read_text(encoding="utf-8"))
     [(before, wasted), (after, none)] = titles
     assert none == "0"
     for page in (README, (ROOT / "docs" / "index.md").read_text(encoding="utf-8")):
-        [told] = re.findall(r"!\[([^\]]+)\]\(\S*unshaped-and-shaped\.svg\)", page)
-        assert f"{before} calls answered and {wasted} refused" in told
-        assert f"{after} answered and none refused" in told
+        [alternative] = re.findall(r"!\[([^\]]+)\]\(\S*unshaped-and-shaped\.svg\)", page)
+        assert f"{before} calls answered and {wasted} refused" in alternative
+        assert f"{after} answered and none refused" in alternative
 
 
 def test_the_picture_is_small_and_legible_on_any_ground() -> None:
@@ -60,7 +60,7 @@ def test_the_picture_is_small_and_legible_on_any_ground() -> None:
     texts = {name for text in svg.iter(f"{SVG}text") for name in text.get("class", "").split()}
     style = svg.findtext(f"{SVG}style") or ""
     bright, _, dark = style.partition("@media(prefers-color-scheme:dark)")
-    assert svg.find(f"{SVG}rect[@class='ground']") is not None  # it brings its own ground
+    assert svg.find(f"{SVG}rect[@class='ground']") is not None  # the picture has its own background
     for filled in (colours(bright), colours(dark)):
         shown = texts & filled.keys()
         assert shown == {"ink", "faint", "refused"}

@@ -1,4 +1,4 @@
-"""The reference names everything that is public, and what it names says what it is."""
+"""The reference names everything that is public, with docstrings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shapekit import errors
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 ABSENT = [path.name for path in (ROOT / "tests" / "heavy").iterdir() if find_spec(path.name) is None]
-"""Integrations whose packages are not there for everybody: where they are, their names are looked at, too."""
+"""Integrations whose packages may be absent: where they are installed, their names are checked, too."""
 PUBLIC = [
     *("shapekit", "shapekit.events", "shapekit.feedback", "shapekit.llm", "shapekit.progress"),
     *(f"shapekit.stores.{name}" for name in ("base", "encoding", "memory", "redis", "resilient", "sqlite")),
@@ -28,10 +28,10 @@ PUBLIC = [
         if not path.name.startswith("_") and path.stem not in ABSENT
     ),
 ]
-LOADED_WHEN_ASKED_FOR = {"shapekit": ["RedisStore"]}
+LOADED_ON_DEMAND = {"shapekit": ["RedisStore"]}
 
 NAMED = re.compile(r"^::: (\S+)$", re.MULTILINE)
-"""What is put into a page from docstrings."""
+"""The directives that put docstrings into a page."""
 
 
 def named() -> set[str]:
@@ -40,16 +40,16 @@ def named() -> set[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    names = [*module.__all__, *LOADED_WHEN_ASKED_FOR.get(module.__name__, ())]
+    names = [*module.__all__, *LOADED_ON_DEMAND.get(module.__name__, ())]
     return [name for name in names if f"{module.__name__}.{name}" not in PUBLIC]
 
 
 def untold(module: ModuleType, name: str) -> list[str]:
-    """A public thing, and its public methods and properties, as far as nothing says what they are."""
+    """The public things, methods and properties under this name that have no docstring."""
     thing: Any = getattr(module, name)
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
-        return []  # a constant or an alias: its words stand under it in the source, for readers of that
-    # A NamedTuple or dataclass without words has its signature for a docstring.
+        return []  # a constant or an alias: a docstring below it in the source, for readers of that
+    # A NamedTuple or dataclass without a docstring has its signature as one.
     own = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
     found = [name] if not own or own.startswith(f"{name}(") else []
     for base in thing.__mro__ if inspect.isclass(thing) else ():
@@ -60,13 +60,13 @@ def untold(module: ModuleType, name: str) -> list[str]:
             for attribute, value in vars(base).items()
             if not attribute.startswith(("_", "test_"))
             and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
-            and not (inspect.getdoc(getattr(thing, attribute)) or said_by_the_clock(thing, attribute))
+            and not (inspect.getdoc(getattr(thing, attribute)) or described_by_the_clock(thing, attribute))
         ]
     return found
 
 
-def said_by_the_clock(thing: type, attribute: str) -> bool:
-    """A clock has the methods of the protocol `Clock`, which says what they do."""
+def described_by_the_clock(thing: type, attribute: str) -> bool:
+    """The methods of a clock are those of the protocol `Clock`, which describes them."""
     return thing.__name__.endswith("Clock") and bool(
         inspect.getdoc(getattr(importlib.import_module("shapekit").Clock, attribute, None))
     )
@@ -104,7 +104,7 @@ def test_the_index_leads_to_every_integration(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_name_says_what_it_is(module: str) -> None:
+def test_every_public_name_has_a_docstring(module: str) -> None:
     there = importlib.import_module(module)
     assert [found for name in public_names(there) for found in untold(there, name)] == []
 
@@ -116,7 +116,7 @@ def test_the_reference_names_only_what_is_public() -> None:
     assert named() - public == set()
 
 
-def test_what_says_nothing_is_found() -> None:
+def test_a_missing_docstring_is_found() -> None:
     module = ModuleType("made_up")
 
     class Silent:

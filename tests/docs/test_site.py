@@ -1,4 +1,4 @@
-"""The site builds without a warning, and whoever reads it asks no other host for anything."""
+"""The site builds without a warning, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LOADED = {
     "link": "href",
     "object": "data",
 }
-"""Elements for which a browser fetches something, and what says from where."""
-ONLY_TOLD = {"canonical", "next", "prev"}
-"""What a `link` may be that nobody fetches."""
+"""Elements for which a browser loads a resource, and the attribute with its address."""
+NOT_LOADED = {"canonical", "next", "prev"}
+"""Relations of a `link` for which a browser loads nothing."""
 ELSEWHERE = re.compile(r"^\s*(?:[a-z]+:)?//", re.IGNORECASE)
 IN_STYLE = re.compile(r"(?:url\(|@import)\s*['\"]?((?:[a-z]+:)?//[^'\")\s]*)", re.IGNORECASE)
 
 
 class Page(HTMLParser):
-    """A page's anchors, and what it fetches from elsewhere."""
+    """A page's anchors, and the resources that it loads from other hosts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class Page(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        self.ids.add(told.get("id", ""))
-        self.elsewhere += IN_STYLE.findall(told.get("style", ""))
-        # Diagrams would be drawn by a script that the theme fetches from elsewhere.
-        is_diagram = "mermaid" in told.get("class", "").split()
-        target = told.get(LOADED.get(tag, ""), "")
-        if is_diagram or (ELSEWHERE.match(target) and told.get("rel") not in ONLY_TOLD):
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids.add(attributes.get("id", ""))
+        self.elsewhere += IN_STYLE.findall(attributes.get("style", ""))
+        # Diagrams would be drawn by a script that the theme loads from another host.
+        is_diagram = "mermaid" in attributes.get("class", "").split()
+        target = attributes.get(LOADED.get(tag, ""), "")
+        if is_diagram or (ELSEWHERE.match(target) and attributes.get("rel") not in NOT_LOADED):
             self.elsewhere.append(target or "mermaid")
 
     def handle_data(self, data: str) -> None:
@@ -55,7 +55,7 @@ class Page(HTMLParser):
             self.elsewhere += IN_STYLE.findall(data)
 
 
-def test_the_site_is_whole_and_keeps_to_itself(tmp_path: Path) -> None:
+def test_the_site_is_complete_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
     # One test for all of it: building takes seconds, and every process of a test run would do it again.
     site = tmp_path / "site"
     run = subprocess.run(
@@ -85,7 +85,7 @@ def test_the_site_is_whole_and_keeps_to_itself(tmp_path: Path) -> None:
     assert {"how-to/obey-429/", "reference/feedback/"} <= found
 
 
-def test_what_is_fetched_from_elsewhere_is_found() -> None:
+def test_a_resource_of_another_host_is_found() -> None:
     page = Page(
         '<link rel="canonical" href="https://a.example/"><a href="https://b.example/">b</a>'
         '<img src="/pictures/c.svg"><script src="//d.example/e.js"></script>'

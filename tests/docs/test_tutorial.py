@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 PATIENCE_S = 120.0
 PORT = "8000"
-"""Where the pages say that the API listens: here it is another one, which is free."""
+"""The address of the API on the pages: here it is another one, which is free."""
 TITLE = re.compile(r'```python title="([\w.]+)"\n')
 
 
@@ -35,7 +35,7 @@ class Walk:
         self._redis_url = redis_url
         self._steps = 0
         self._groups: list[int] = []
-        """Of what was left running."""
+        """Commands that are still running."""
         here = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         proxies = ("http_proxy", "https_proxy", "all_proxy")
         kept = {name: value for name, value in os.environ.items() if name.lower() not in proxies}
@@ -45,7 +45,7 @@ class Walk:
         (self.folder / name).write_text(self._ours(code), encoding="utf-8")
 
     def run(self, commands: str) -> str:
-        """What the commands print. What they leave running goes on until the end."""
+        """The output of the commands. Commands in the background go on until the end."""
         self._steps += 1
         printed = self.folder / f"printed-{self._steps}.txt"
         with printed.open("w") as out:
@@ -63,12 +63,12 @@ class Walk:
             status = shell.wait(PATIENCE_S)
         if "api.py" in commands:
             self._wait_for_api()
-        told = printed.read_text(encoding="utf-8")
-        assert status == 0, told
-        return told
+        output = printed.read_text(encoding="utf-8")
+        assert status == 0, output
+        return output
 
     def end(self) -> None:
-        """End what was left running."""
+        """End the commands that are still running."""
         for group in self._groups:
             try:
                 os.killpg(group, signal.SIGKILL)
@@ -104,8 +104,8 @@ def alike(text: str) -> list[str]:
     return sorted(" ".join(re.sub(r"\d+(\.\d+)?", "#", line).split()) for line in text.splitlines())
 
 
-def test_every_step_does_what_the_tutorial_says(walk: Walk) -> None:
-    told = ""
+def test_every_step_prints_what_the_tutorial_says(walk: Walk) -> None:
+    output = ""
     refused: dict[str, int] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -118,10 +118,10 @@ def test_every_step_does_what_the_tutorial_says(walk: Walk) -> None:
                 assert title is not None, "code of a tutorial is a file, and has its name above it"
                 walk.save(title[1], code)
             elif language == "sh":
-                told = walk.run(code)
-                refused[code.strip()] = sum(map(int, re.findall(r"(\d+) refused", told)))
+                output = walk.run(code)
+                refused[code.strip()] = sum(map(int, re.findall(r"(\d+) refused", output)))
             else:
-                assert alike(told) == alike(code), f"{page.name} shows what it did not print"
+                assert alike(output) == alike(code), f"{page.name} shows what it did not print"
     assert refused.pop("python script.py") > 0
     refused.pop("for worker in 1 2 3 4; do python shaped.py & done; wait")  # some, if they start together
     assert set(refused.values()) == {0}

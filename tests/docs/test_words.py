@@ -1,4 +1,4 @@
-"""One word for each thing: those that were retired stand on no page, and in no public docstring."""
+"""One word for each thing: no page and no public docstring contains a retired word."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .test_reference import PUBLIC, public_names
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
-SAID = re.compile(r"^Words that were retired: (.*)\.$", re.MULTILINE)
+RETIRED = re.compile(r"^Words that were retired: (.*)\.$", re.MULTILINE)
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def retired() -> list[str]:
-    """As the glossary lists them: words, and in brackets what is said instead."""
-    match = SAID.search(GLOSSARY.read_text("utf-8"))
+    """The retired words as the glossary lists them, each with its replacement in brackets."""
+    match = RETIRED.search(GLOSSARY.read_text("utf-8"))
     assert match is not None, "the glossary says nothing of words that were retired"
     return [word.strip() for group in match[1].split(";") for word in group.split("(")[0].split(",")]
 
@@ -36,7 +36,7 @@ def pages() -> Iterator[Path]:
 
 
 def docstrings(module: str) -> Iterator[tuple[str, str]]:
-    """Those of what a module exports, and of its public methods."""
+    """The docstrings of what a module exports, and of its public methods."""
     exported = importlib.import_module(module)
     for name in public_names(exported):
         thing = getattr(exported, name)
@@ -48,15 +48,15 @@ def docstrings(module: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", list(pages()), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_page_says_none_of_them(page: Path) -> None:
+def test_a_page_contains_no_retired_word(page: Path) -> None:
     text = CODE.sub("", page.read_text("utf-8"))
-    assert found(SAID.sub("", text)) == []
+    assert found(RETIRED.sub("", text)) == []
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_a_public_docstring_says_none_of_them(module: str) -> None:
+def test_a_public_docstring_contains_no_retired_word(module: str) -> None:
     assert {name: words for name, text in docstrings(module) if (words := found(text))} == {}
 
 
-def test_they_are_found_where_they_stand() -> None:
+def test_a_retired_word_is_found() -> None:
     assert retired()[0] in found(f"They take {retired()[0]} of theirs.")

@@ -11,10 +11,10 @@ CRAWLER = Path(__file__).parents[2] / "examples" / "aiohttp_crawler.py"
 def test_the_crawler_finds_every_page_at_its_rate():
     command = [sys.executable, "-W", "error", str(CRAWLER)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    told = re.fullmatch(r"(\d+) pages in (\d+\.\d) s, (\d+) times refused\n", run.stdout)
-    assert told is not None, run.stdout
-    assert told[1] == "40"
-    assert float(told[2]) >= 1.9
+    summary = re.fullmatch(r"(\d+) pages in (\d+\.\d) s, (\d+) times refused\n", run.stdout)
+    assert summary is not None, run.stdout
+    assert summary[1] == "40"
+    assert float(summary[2]) >= 1.9
     # Not one, but on a machine that stalls: unshaped, it is refused all the time.
-    assert int(told[3]) < 10
+    assert int(summary[3]) < 10
     assert run.stderr == ""

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.long
 EXAMPLE = Path(__file__).parents[2] / "examples" / "celery_app" / "run.py"
 
 
-def test_two_workers_keep_one_rate_and_let_others_pass():
+def test_two_workers_share_one_rate_and_let_other_tasks_pass():
     command, environment = [sys.executable, str(EXAMPLE)], {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
-        # The workers run as soon as this is said, and so the witness finds them.
+        # The workers run as soon as this line is printed, and so the witness finds them.
         published = "2 x 100 tasks published, 20 a second for each account\n"
         assert any(line == published for line in run.stdout)
         began = time.monotonic()

@@ -1,8 +1,8 @@
 """Do the tests notice when the mathematics is wrong? `python -m tests.mutation.run` breaks it and looks.
 
 Each mutant is a copy of the tree in which one operator, number, comparison or statement of one module is
-another. It is killed if the tests that concern the module fail. All of them take a day: `--sample` draws as
-many as are wanted, the same ones for the same `--seed`, each as likely as any other.
+another. It is killed if the tests that concern the module fail. All of them take a day: `--sample` draws that
+many, the same ones for the same `--seed`, each with equal probability.
 """
 
 import argparse
@@ -87,16 +87,16 @@ TESTS = {
     ("feedback/",): ("tests/feedback",),
     ("algorithms/",): STRATEGIES,
 }
-"""The tests that concern a module: of the first row that knows how its name begins; the quickest first."""
+"""The tests that concern a module: those of the first row that matches its name; the quickest first."""
 SLACK = 4
 """A mutant that takes so many times as long as the tests do, and half a minute, never ends."""
 KILLED, SURVIVED, NEVER_ENDS = "killed", "survived", "never ends"
 NONE_HERE = 5
-"""What pytest ends with where a path has no tests but those that are run by themselves."""
+"""The exit code of pytest where a path only has tests that are run separately."""
 
 
 def modules():
-    """What is broken: the mathematics, its form at rest, the shaper, and what understands servers."""
+    """The modules to break: the mathematics, its form at rest, the shaper, and the parsers of answers."""
     package = ROOT / "shapekit"
     algorithms = [path for path in (package / "algorithms").rglob("*.py") if path.name != "__init__.py"]
     found = [*sorted(algorithms), package / "shaper.py", package / "stores" / "encoding.py"]
@@ -140,7 +140,7 @@ class Bench:
                 shutil.copy(ROOT / name, self.folder / name)
 
     def outcome(self, mutant, patience_s):
-        """What becomes of a mutant, and how it differs."""
+        """The outcome of a mutant, and how it differs."""
         path = self.folder / mutant.module_path.relative_to(ROOT)
         whole = path.read_text("utf-8")
         operator = get_operator(mutant.operator_name)(**mutant.operator_args)
@@ -152,14 +152,14 @@ class Bench:
         finally:
             path.write_text(whole, "utf-8")
 
-    def judged(self, tests, patience_s=None, heard=DEVNULL):
-        """What these tests say of the copy as it is now."""
+    def judged(self, tests, patience_s=None, output=DEVNULL):
+        """The outcome of these tests on the copy as it is now."""
         options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=short", "--no-header")
         command = [sys.executable, "-m", "pytest", *options, *tests]
         # A file that changes twice in a second must not be taken for its bytecode.
         env = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         with Popen(
-            command, cwd=self.folder, env=env, stdout=heard, stderr=DEVNULL, start_new_session=True
+            command, cwd=self.folder, env=env, stdout=output, stderr=DEVNULL, start_new_session=True
         ) as running:
             try:
                 code = running.wait(patience_s)
@@ -177,8 +177,8 @@ def difference(before, after):
     return [line for line in lines if line[:1] in "+-@" and not line.startswith(("+++", "---"))]
 
 
-def tried(chosen, jobs, told):
-    """What becomes of each, several at a time; tells each as soon as it is known."""
+def tried(chosen, jobs, report):
+    """The outcome of each, several at a time; reports each as soon as it is known."""
     with ExitStack() as stack:
         benches = SimpleQueue()
         for _ in range(jobs):
@@ -194,10 +194,10 @@ def tried(chosen, jobs, told):
 
         def whole(bench, path):
             start = time.monotonic()
-            with tempfile.TemporaryFile("w+") as heard:
-                if bench.judged((path,), heard=heard) != SURVIVED:
-                    heard.seek(0)
-                    sys.exit(f"{heard.read()}\n{path} fails before anything is broken")
+            with tempfile.TemporaryFile("w+") as output:
+                if bench.judged((path,), output=output) != SURVIVED:
+                    output.seek(0)
+                    sys.exit(f"{output.read()}\n{path} fails before anything is broken")
             return time.monotonic() - start
 
         # Each by itself: most modules share most of their tests.
@@ -208,7 +208,7 @@ def tried(chosen, jobs, told):
         def broken(bench, mutant):
             module = mutant.module_path.relative_to(ROOT)
             outcome, how = bench.outcome(mutant, SLACK * sum(map(took.get, tests_of(module))) + 30)
-            told(module, mutant, outcome, how)
+            report(module, mutant, outcome, how)
             return {"module": str(module), "at": mutant.start_pos, "outcome": outcome, "how": how}
 
         return list(pool.map(partial(on_a_bench, broken), chosen))
@@ -230,7 +230,7 @@ def main():
 
     outcomes = Counter()
 
-    def told(module, mutant, outcome, how):
+    def report(module, mutant, outcome, how):
         outcomes[outcome] += 1
         if outcome == SURVIVED:
             print(f"survived, {module}:{mutant.start_pos[0]}", *how, sep="\n  ", flush=True)
@@ -240,7 +240,7 @@ def main():
                 f"{tried_so_far} of {len(chosen)}, {outcomes[SURVIVED]} survived", file=sys.stderr, flush=True
             )
 
-    results = tried(chosen, options.jobs, told)
+    results = tried(chosen, options.jobs, report)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     for module in sorted({result["module"] for result in results}):

@@ -15,7 +15,7 @@ PLUGIN = "_shapekit_pytest"
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", f"{PLUGIN}.py", "shapekit", "integrations")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 PROBE = "algorithms/probe.lua"
-"""A made-up twin, so that the test knows that twins are shipped."""
+"""An invented twin, which shows the test that twins are shipped."""
 
 
 @pytest.fixture(scope="session")

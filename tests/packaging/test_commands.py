@@ -1,4 +1,4 @@
-"""The README's two commands stand where everybody looks, and CI runs the second one."""
+"""The README's two commands come first, and CI runs the second one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_ci_takes_its_test_command_from_the_readme(root: Path) -> None:
     assert script.rstrip().splitlines()[-1] == 'eval "$test_command"'
 
 
-def test_ci_checks_format_lint_and_types_first(root: Path) -> None:
+def test_ci_checks_format_and_lint_and_types_first(root: Path) -> None:
     script = (root / ".ci" / "run").read_text(encoding="utf-8")
     steps = [
         "ruff format --check",

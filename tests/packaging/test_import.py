@@ -10,7 +10,7 @@ from importlib.metadata import requires
 from .conftest import PLUGIN
 
 NEEDED = {"shapekit", "anyio", "typing_extensions", "sniffio"}
-"""Ourselves, our one dependency, and what that one imports, some of it only where it is installed."""
+"""shapekit, its one dependency, and what that imports, some of it only where it is installed."""
 
 LOADED = """
 import json, sys
@@ -30,7 +30,7 @@ def loaded(module: str) -> set[str]:
 
 
 def third_parties(module: str) -> set[str]:
-    """What of it does not come with Python. (Its own table of the build bears the platform's name.)"""
+    """The modules of it that do not come with Python. (Its table of the build has the platform's name.)"""
     names = loaded(module) - sys.stdlib_module_names
     return {name for name in names if not name.startswith("_sysconfigdata")}
 
@@ -41,21 +41,21 @@ def test_importing_loads_none_of_the_extras() -> None:
     assert found <= NEEDED
 
 
-def test_an_extra_that_was_loaded_would_show() -> None:
+def test_a_loaded_extra_would_be_found() -> None:
     assert "trio" in third_parties("shapekit, trio") - NEEDED
 
 
-def test_importing_loads_nothing_that_only_shared_stores_and_permits_need() -> None:
+def test_importing_loads_no_module_that_only_shared_stores_and_permits_need() -> None:
     assert not loaded("shapekit") & {"contextvars", "hashlib", "sqlite3"}
 
 
-def test_the_plugin_that_pytest_always_loads_loads_nothing_of_the_package() -> None:
-    # All else is there in a project that runs pytest.
+def test_the_pytest_plugin_loads_no_module_of_the_package() -> None:
+    # Everything else is loaded in a project that runs pytest.
     assert loaded(f"pytest, {PLUGIN}") - loaded("pytest") == {PLUGIN}
 
 
 def test_importing_loads_no_event_loop() -> None:
-    # It would take longer to import than anything else here; whoever runs on it has it already.
+    # Importing it would take longer than all the rest; a program that runs on it has loaded it already.
     assert "asyncio" not in loaded("shapekit")
 
 

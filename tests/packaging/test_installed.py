@@ -1,4 +1,4 @@
-"""What was built works where there is nothing else: an environment with the wheel and what it asks for."""
+"""The built wheel works in an environment that contains only the wheel and its dependencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..redis_server import shared_server
 pytestmark = pytest.mark.long
 
 EVERYTHING_BUT = {"all", "bench", "dev", "docs", "heavy"}
-"""The extras that are not a third party's: those that are, are in `all`."""
+"""The extras that are no third party; the third parties are in `all`."""
 
 FIRST_STEPS = """
 import asyncio, pathlib, sys, tempfile
@@ -77,7 +77,7 @@ print("fine")
 
 
 class Environment:
-    """A Python of its own with nothing in it, not even pip."""
+    """A Python of its own without packages, not even pip."""
 
     def __init__(self, folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
@@ -85,16 +85,16 @@ class Environment:
         self._packages = Path(self.run("import sysconfig; print(sysconfig.get_path('purelib'))").strip())
 
     def run(self, code: str, *args: str) -> str:
-        return self._told(self.bin / "python", "-I", "-c", code, *args)
+        return self._output_of(self.bin / "python", "-I", "-c", code, *args)
 
     def command(self, *args: str) -> str:
-        return self._told(self.bin / "shapekit", *args)
+        return self._output_of(self.bin / "shapekit", *args)
 
     def install(self, wheel: Path) -> None:
         self._pip("install", "-q", "--no-index", "--no-deps", str(wheel))
 
     def provide(self, extras: Collection[str] = ()) -> None:
-        """All that shapekit asks for, copied from this environment: nothing is fetched."""
+        """All dependencies of shapekit, copied from this environment, without downloads."""
         [ours] = distributions(name="shapekit", path=[str(self._packages)])
         for name in _needed_by(ours, extras):
             for file in distribution(name).files or ():
@@ -105,28 +105,28 @@ class Environment:
         self._pip("check")
 
     def _pip(self, *args: str) -> None:
-        self._told(sys.executable, "-m", "pip", "--python", self.bin / "python", *args)
+        self._output_of(sys.executable, "-m", "pip", "--python", self.bin / "python", *args)
 
     @staticmethod
-    def _told(*command: str | Path) -> str:
+    def _output_of(*command: str | Path) -> str:
         run = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
 
 
 def _needed_by(ours: Distribution, extras: Collection[str]) -> set[str]:
-    """The names of all that a package needs with these extras, and what that needs."""
-    pending = [*_asked_for(ours, extras)]
+    """The names of all packages that a package with these extras depends on, directly or not."""
+    pending = [*_required(ours, extras)]
     found: set[tuple[str, frozenset[str]]] = set()
     while pending:
         name, with_extras = pending.pop()
         if (name, with_extras) not in found:
             found.add((name, with_extras))
-            pending += _asked_for(distribution(name), with_extras)
+            pending += _required(distribution(name), with_extras)
     return {name for name, _ in found}
 
 
-def _asked_for(package: Distribution, extras: Collection[str]) -> Iterator[tuple[str, frozenset[str]]]:
+def _required(package: Distribution, extras: Collection[str]) -> Iterator[tuple[str, frozenset[str]]]:
     for needed in map(Requirement, package.requires or ()):
         if not needed.marker or any(needed.marker.evaluate({"extra": each}) for each in extras or {""}):
             yield needed.name, frozenset(needed.extras)
@@ -139,7 +139,7 @@ def environment(wheel: Path, tmp_path: Path) -> Environment:
     return made
 
 
-def test_it_works_where_there_is_nothing_else(environment: Environment) -> None:
+def test_the_wheel_works_in_an_empty_environment(environment: Environment) -> None:
     environment.provide()
     assert environment.run(FIRST_STEPS) == "fine\n"
 
@@ -150,13 +150,13 @@ def test_it_works_where_there_is_nothing_else(environment: Environment) -> None:
 
 
 def declared(root: Path) -> dict[str, list[str]]:
-    """The extras, and what is in them."""
+    """The extras, and their contents."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     extras: dict[str, list[str]] = tomllib.loads(text)["project"]["optional-dependencies"]
     return extras
 
 
-def test_all_is_every_third_party(root: Path) -> None:
+def test_the_extra_all_contains_every_third_party(root: Path) -> None:
     extras = declared(root)
     [everything] = map(Requirement, extras["all"])
     assert everything.name == "shapekit"
@@ -164,5 +164,5 @@ def test_all_is_every_third_party(root: Path) -> None:
     assert extras.keys() > EVERYTHING_BUT
 
 
-def test_what_builds_the_pages_is_there_for_developing(root: Path) -> None:
+def test_the_extra_dev_contains_what_builds_the_pages(root: Path) -> None:
     assert {*declared(root)["docs"]} <= {*declared(root)["dev"]}

@@ -1,4 +1,4 @@
-"""Who may import whom: seven lines of rooms, of which each builds on those above it."""
+"""The import rule: seven lines of rooms, each of which builds on those above it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def imports(name: str, source: str, known: Mapping[str, object]) -> Iterator[str
 
 
 def absolute(node: ast.ImportFrom, package: str) -> str:
-    """The module that is imported from, also where it is written with dots."""
+    """The imported module, also if it is written with dots."""
     parts = package.split(".")
     above = parts[: len(parts) - node.level + 1] if node.level else []
     return ".".join([*above, *([node.module] if node.module else [])])
@@ -90,7 +90,7 @@ def violations(sources: Mapping[str, str]) -> list[str]:
 
 
 def impurities(sources: Mapping[str, str]) -> list[str]:
-    """What the algorithms reach, directly or through our own modules, that pure code must not."""
+    """Impure modules that the algorithms reach, directly or through other modules of shapekit."""
     found = []
     pending = [name for name in sources if name.startswith("shapekit.algorithms")]
     seen = set(pending)

@@ -1,4 +1,4 @@
-"""What every module keeps to: it says what it is, and names what is public."""
+"""Rules for every module: it has a docstring, and names what is public."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def public(modules: dict[str, Path]) -> dict[str, list[str]]:
     return {name: names for name, names in found.items() if names is not None}
 
 
-def test_every_module_says_what_it_is(root: Path, modules: dict[str, Path]) -> None:
+def test_every_module_has_a_docstring(root: Path, modules: dict[str, Path]) -> None:
     paths = [*modules.values(), *(root / "examples").rglob("*.py")]
     assert [str(path) for path in paths if not ast.get_docstring(parsed(path))] == []
 
 
-def test_all_is_the_truth(modules: dict[str, Path], public: dict[str, list[str]]) -> None:
+def test_all_matches_the_public_names(modules: dict[str, Path], public: dict[str, list[str]]) -> None:
     assert len(public) > 10
     for name, names in public.items():
         assert set(names) <= bound(parsed(modules[name])), name
@@ -69,14 +69,14 @@ def test_all_is_the_truth(modules: dict[str, Path], public: dict[str, list[str]]
         assert not [private for private in names if private.startswith("_")], name
 
 
-def test_what_the_package_exports_is_what_its_top_module_imports(modules: dict[str, Path]) -> None:
+def test_the_package_exports_the_imports_of_its_top_module(modules: dict[str, Path]) -> None:
     top = parsed(modules["shapekit"])
     own = {name for name in bound(top) if not name.startswith("_")} - {"TYPE_CHECKING", "Any"}
     assert set(shapekit.__all__) == own - NOT_STARRED
     assert not [name for name in shapekit.__all__ if not hasattr(shapekit, name)]
 
 
-def test_what_the_package_exports_is_public_and_told_of_where_it_lives(modules: dict[str, Path]) -> None:
+def test_every_exported_name_is_public_and_documented_in_its_own_module(modules: dict[str, Path]) -> None:
     hidden, untold = [], []
     for node in ast.walk(parsed(modules["shapekit"])):
         if not isinstance(node, ast.ImportFrom) or node.module in ("typing", "importlib"):
@@ -89,7 +89,7 @@ def test_what_the_package_exports_is_public_and_told_of_where_it_lives(modules: 
     assert hidden == []
 
 
-def test_what_is_public_is_shown_whether_it_is_loaded_or_not():
+def test_dir_shows_public_names_whether_loaded_or_not():
     assert {*shapekit.__all__, *NOT_STARRED} <= set(dir(shapekit))
     for name in dir(shapekit):
         assert getattr(shapekit, name) is not None or name.startswith("__")

@@ -15,7 +15,7 @@ import pytest
 
 
 class Session:
-    """Writes down what a session would do."""
+    """Records what a session would do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -66,7 +66,7 @@ class Nox(ModuleType):
 
 @pytest.fixture
 def nox(root: Path, monkeypatch: pytest.MonkeyPatch) -> Nox:
-    """What nox would know after reading the file."""
+    """The attributes of nox after it has read the file."""
     nox = Nox()
     monkeypatch.setitem(sys.modules, "nox", nox)
     spec = importlib.util.spec_from_file_location("noxfile", root / "noxfile.py")
@@ -83,7 +83,7 @@ def played(nox: Nox, name: str, folder: Path) -> Session:
     return session
 
 
-def test_alone_it_does_what_ci_does(nox: Nox, tmp_path: Path) -> None:
+def test_nox_without_arguments_does_what_ci_does(nox: Nox, tmp_path: Path) -> None:
     assert nox.options.sessions == ["ci"]
     assert played(nox, "ci", tmp_path).ran == [("bash", ".ci/run")]
     assert nox.sessions["ci"][1] == {"venv_backend": "none"}, "the script makes its own environment"
@@ -94,7 +94,7 @@ def test_every_interpreter_that_is_promised_is_tried(nox: Nox, root: Path) -> No
     assert list(nox.sessions["tests"][1]["python"]) == promised
 
 
-def test_sessions_name_what_is_there(nox: Nox, root: Path, tmp_path: Path) -> None:
+def test_sessions_name_existing_files(nox: Nox, root: Path, tmp_path: Path) -> None:
     assert {"ci", "tests", "lint", "types", "docs", "audit", "bench", "fuzz"} <= set(nox.sessions)
     for name in nox.sessions:
         session = played(nox, name, tmp_path)
@@ -111,10 +111,10 @@ def test_sessions_name_what_is_there(nox: Nox, root: Path, tmp_path: Path) -> No
 
 
 def test_the_oldest_releases_are_those_of_the_project(nox: Nox, root: Path) -> None:
-    told = nox.file.oldest()
-    assert len(told) >= 10
+    oldest = nox.file.oldest()
+    assert len(oldest) >= 10
     text = (root / "pyproject.toml").read_text("utf-8")
-    for line in told:
+    for line in oldest:
         name, _, version = line.removesuffix(".*").partition("==")
         assert f'"{name}>={version}"' in text
 

@@ -16,7 +16,7 @@ def test_the_first_lines_of_the_tutorial_install_it(root: Path, wheel: Path, tmp
     page = (root / "docs" / "tutorial" / "index.md").read_text(encoding="utf-8")
     [lines] = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert 'pip install "shapekit[' in lines
-    # Whatever has that name elsewhere: it is the wheel of this tree that is installed.
+    # The wheel of this tree is installed, whatever has that name elsewhere.
     here = tmp_path / "constraints.txt"
     here.write_text(f"shapekit=={wheel.name.split('-')[1]}\n", encoding="utf-8")
     use = 'python -c "import celery, httpx, redis, shapekit; print(shapekit.__file__)" && shapekit --help'

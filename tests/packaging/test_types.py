@@ -1,4 +1,4 @@
-"""Type checkers see the package from a project of somebody else, as the README has it installed."""
+"""Type checkers see the package from another project, in which it is installed as the README says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRONG = range(8, 13)
 @pytest.mark.parametrize(
     "command", [("mypy", "--strict"), ("pyright", "--pythonpath", sys.executable)], ids=["mypy", "pyright"]
 )
-def test_the_only_mistakes_are_the_users(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_the_type_checkers_find_only_the_users_mistakes(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "users.py").write_text(USERS, encoding="utf-8")
     checker = [sys.executable, "-m", *command, "users.py"]
     done = subprocess.run(checker, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)

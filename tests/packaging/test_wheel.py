@@ -30,16 +30,16 @@ def wanted(tree: Path) -> set[str]:
     return files
 
 
-def test_the_wheel_is_the_tree(tree: Path, wheel: Path) -> None:
+def test_the_wheel_has_the_files_of_the_tree(tree: Path, wheel: Path) -> None:
     assert shipped(wheel) == wanted(tree)
 
 
-def test_the_wheel_has_what_is_easily_forgotten(wheel: Path) -> None:
+def test_the_wheel_has_the_files_that_are_easily_forgotten(wheel: Path) -> None:
     forgettable = {"shapekit/py.typed", f"shapekit/{PROBE}", "shapekit/integrations/__init__.py"}
     assert forgettable <= shipped(wheel)
 
 
-def test_the_wheel_tells_pytest_of_its_plugin(wheel: Path) -> None:
+def test_the_wheel_registers_its_pytest_plugin(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [entries] = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
         assert f"[pytest11]\nshapekit = {PLUGIN}\n" in archive.read(entries).decode()

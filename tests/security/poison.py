@@ -1,4 +1,4 @@
-"""What somebody else may have written into a store: values that are nearly states, and such as are none."""
+"""Values that an attacker may have written into a store: values that are nearly states, and others."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ GARBAGE = (
     *(b"\xdd\xff\xff\xff\xff", b"\xdb\x7f\xff\xff\xff", b"\xc7\x05\x01hello", b"cos\nsystem\n(S'true'\ntR."),
     b"\x80\x04\x95\x1c\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94\x8c\x04exec\x94\x93\x94.",
 )
-"""Not even MessagePack, more of it than there is, and pickles."""
-ASKED: dict[str, tuple[Any, ...]] = {
+"""Not even MessagePack, more than one value of it, and pickles."""
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
     CHECK: (1,), PEEK: (), FORECAST: (1,), REFUND: (1, None), DEBIT: (1,),
     RESERVE: ((1, 10**6, 7),), LOOK: (), CONFIRM: (), HOLD: (10**6, 7), MARK: (10**6, 7),
     RESUME: (0,), RESERVE_MANY: (((1, 10**6, 7),), (3, 10**6, 7)),
     THROTTLED: (10**5, 10**6, 7), SUCCEEDED: (3, 10**5, 7), STATED: (2**29, 10**5, 7),
     ENTER: (7, 50, 1), WATCH: (7,), LEAVE: (7, 2), KEEP: (7, 40, (1, 3)),
 }  # fmt: skip
-"""What each operation is asked with. The owner 7 is the one that the state is of."""
+"""The arguments of each operation. The owner 7 is the one in the state."""
 QUEUES = (RESERVE, LOOK, CONFIRM, RESERVE_MANY, HOLD, MARK, RESUME, CANCEL, SETTLE, CANCEL_MANY)
 ADAPTIVE = tuple(
     one for one in (*QUEUES, THROTTLED, SUCCEEDED, STATED) if one not in (RESERVE_MANY, CANCEL_MANY)
@@ -80,7 +80,7 @@ def lied(value: Any, chance: random.Random) -> Any:
 
 
 class Victim:
-    """A program in a store, some calls into its life, and everything that may be asked of it."""
+    """A program in a store, after some calls, with every operation on it."""
 
     def __init__(self, store: Any, trial: Trial, chance: random.Random) -> None:
         self._store = store
@@ -106,7 +106,7 @@ class Victim:
             self._asks[CANCEL](self._key, self._grants[0])
 
     def ask_all(self) -> int:
-        """Ask everything; how much of it was refused, and nothing else may be raised: it is no outage."""
+        """Make every call; returns how many were refused. No other error may be raised: it is no outage."""
         refused = 0
         for operation, ask in self._asks.items():
             if operation == CANCEL:
@@ -116,7 +116,7 @@ class Victim:
             elif operation == SETTLE:
                 args = ((self._grants[-1], 3, 7),)
             else:
-                args = ASKED[operation]
+                args = ARGUMENTS[operation]
             try:
                 answer = ask(self._key, *args)
             except (ConfigError, DamagedStateError) as error:
@@ -130,7 +130,7 @@ class Victim:
 
 
 def operations_of(trial: Trial) -> tuple[Operation, ...]:
-    """All that may be asked of a program."""
+    """Every operation of a program."""
     if trial.is_room:
         return ROOMS
     if trial.is_queue:
@@ -139,10 +139,10 @@ def operations_of(trial: Trial) -> tuple[Operation, ...]:
 
 
 def is_answer(operation: Operation, answer: Any) -> bool:
-    """Whether whoever asked can go on from it: as many numbers as there have to be."""
+    """Whether a caller can continue from it: it has as many numbers as it needs."""
     if operation in (CHECK, PEEK, REFUND, DEBIT):
-        told = answer.binding is None or isinstance(answer.binding, str)
-        return told and _are_numbers((*answer[:6], answer.delay_us), 7)
+        is_valid = answer.binding is None or isinstance(answer.binding, str)
+        return is_valid and _are_numbers((*answer[:6], answer.delay_us), 7)
     if operation is RESERVE:
         return _is_granted(answer)
     if operation is RESERVE_MANY:
@@ -162,8 +162,8 @@ def is_answer(operation: Operation, answer: Any) -> bool:
 def _is_granted(answer: Any) -> bool:
     """The same of a slot, or of a refusal."""
     _, wait, departs_at, held, denial, *numbers, undo, _, _ = answer
-    told = denial is None or is_answer(CHECK, denial)
-    return told and _are_numbers((wait, departs_at, held, *numbers, *undo), 11)
+    is_valid = denial is None or is_answer(CHECK, denial)
+    return is_valid and _are_numbers((wait, departs_at, held, *numbers, *undo), 11)
 
 
 def _are_numbers(values: Any, count: int) -> bool:
@@ -174,7 +174,7 @@ def _are_numbers(values: Any, count: int) -> bool:
 
 
 def packed(value: Any) -> bytes:
-    """As some other program would write it."""
+    """The value as another program would write it."""
     if value is None:
         return b"\xc0"
     if isinstance(value, bool):
@@ -200,7 +200,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> list[Any]:
-    """The values that follow each other in what a script has written."""
+    """The consecutive values that a script has written."""
     values, at = [], 0
     while at < len(data):
         value, at = _next(data, at)
@@ -242,5 +242,5 @@ def _list(data: bytes, at: int, size: int) -> tuple[list[Any], int]:
 
 
 def as_text(value: Any) -> str:
-    """The same as JSON, with all that Python's reader takes and JSON does not know."""
+    """The value as JSON, with everything that Python's reader takes and JSON does not have."""
     return json.dumps(value)

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CODE = sorted(path for folder in ("shapekit", "integrations") for path in (ROOT / folder).rglob("*.py"))
 BUILTINS = {"eval", "exec", "compile", "__import__", "breakpoint", "input"}
-"""Functions that run what they are given. A client's `eval` is another thing: it sends a script to Redis."""
+"""Functions that run their argument. A client's `eval` is different: it sends a script to Redis."""
 METHODS = {"Unpickler", "system", "popen", "unsafe_load", "full_load", "load_module", "run_path"}
-"""Names that run what they are given, whatever they are called on."""
+"""Names that run their argument, whatever they are called on."""
 MODULES = {
     *("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "yaml", "jsonpickle", "code"),
     *("subprocess", "pty", "os.system", "ctypes", "xmlrpc", "imp", "tempfile.mktemp"),
@@ -31,7 +31,7 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 
 def suspicious(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Lines, and what is used there that could run data."""
+    """Lines, and what they use that could run data."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names if top(name.name) in MODULES)
@@ -54,7 +54,7 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def test_all_code_is_looked_at() -> None:
+def test_all_code_is_searched() -> None:
     assert len(CODE) > 100
     assert {"shapekit/rate.py", "integrations/celery/worker.py"} <= {
         str(path.relative_to(ROOT)) for path in CODE
@@ -81,7 +81,7 @@ def test_nothing_runs_data() -> None:
         "def f():\n    import marshal",
     ],
 )
-def test_it_would_be_found(source: str) -> None:
+def test_code_that_runs_data_would_be_found(source: str) -> None:
     assert list(suspicious(ast.parse(source)))
 
 

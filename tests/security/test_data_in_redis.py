@@ -1,4 +1,4 @@
-"""Whatever a key, a name or a number says: Redis decides what memory decides, or both refuse alike."""
+"""Whatever a key, a name or a number contains: Redis decides as memory does, or both refuse alike."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def stores() -> Iterator[tuple[MemoryStore, RedisStore]]:
         redis.reset_all()
 
 
-def told(ask: Callable[[], Any]) -> Any:
-    """What is answered, or how it is refused."""
+def outcome(ask: Callable[[], Any]) -> Any:
+    """The answer, or the refusal."""
     try:
         return ask()
     except ShapekitError as error:
@@ -51,30 +51,34 @@ def told(ask: Callable[[], Any]) -> Any:
 
 
 @given(name=texts, key=texts, costs=st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4))
-def test_gates(stores: tuple[MemoryStore, RedisStore], name: str, key: str, costs: list[Any]) -> None:
+def test_gates_on_redis_decide_as_in_memory(
+    stores: tuple[MemoryStore, RedisStore], name: str, key: str, costs: list[Any]
+) -> None:
     own = f"gate{next(_fresh)}{name}"
     gates = [Gate(GCRA("10/s", burst=3), name=own, store=store) for store in stores]
     for cost in costs:
-        in_memory, in_redis = (told(lambda gate=gate: gate.check(key, cost=cost)) for gate in gates)
+        in_memory, in_redis = (outcome(lambda gate=gate: gate.check(key, cost=cost)) for gate in gates)
         assert in_memory == in_redis
-    assert told(lambda: gates[0].peek(key)) == told(lambda: gates[1].peek(key))
+    assert outcome(lambda: gates[0].peek(key)) == outcome(lambda: gates[1].peek(key))
 
 
 @given(
     name=texts,
     key=texts,
-    asked=st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS)), min_size=1, max_size=3),
+    requests=st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS)), min_size=1, max_size=3),
 )
-def test_shapers(stores: tuple[MemoryStore, RedisStore], name: str, key: str, asked: list[Any]) -> None:
+def test_shapers_on_redis_decide_as_in_memory(
+    stores: tuple[MemoryStore, RedisStore], name: str, key: str, requests: list[Any]
+) -> None:
     own = f"shaper{next(_fresh)}{name}"
     shapers = [Shaper("10/s; 12/min", name=own, store=store) for store in stores]
-    for cost, wait in asked:
-        turns = [
-            told(lambda shaper=shaper: shaper.reserve(key, cost=cost, max_wait=wait).delay)
+    for cost, wait in requests:
+        outcomes = [
+            outcome(lambda shaper=shaper: shaper.reserve(key, cost=cost, max_wait=wait).delay)
             for shaper in shapers
         ]
-        assert turns[0] == turns[1]
-        holds = [told(lambda shaper=shaper: shaper.hold(wait, key=key)) for shaper in shapers]
+        assert outcomes[0] == outcomes[1]
+        holds = [outcome(lambda shaper=shaper: shaper.hold(wait, key=key)) for shaper in shapers]
         assert holds[0] == holds[1]
 
 

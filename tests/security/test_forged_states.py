@@ -1,4 +1,4 @@
-"""Every number of a state is replaced by lies of every kind: what follows is a refusal or an answer, soon."""
+"""Every number of a state is replaced by forged ones of every kind: a refusal or an answer follows, soon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shapekit.stores.base import DamagedStateError
 from shapekit.testing.timelines import Trial, queue
 
 from ..redis_server import shared_server
-from .poison import ASKED, NOW_US, as_text, is_answer, operations_of, packed, unpacked
+from .poison import ARGUMENTS, NOW_US, as_text, is_answer, operations_of, packed, unpacked
 
 pytestmark = pytest.mark.long
 
@@ -62,11 +62,11 @@ PROGRAMS: dict[str, Any] = {
     "few permits": Concurrency(4, "10s"),
     "one permit": Concurrency(1, "1h"),
 }
-EACH = pytest.mark.parametrize("told", PROGRAMS)
+EACH = pytest.mark.parametrize("program_name", PROGRAMS)
 
 
 class Life:
-    """A program in a store that was asked for a while, so that its state has all that one may have."""
+    """A program in a store after so many calls that its state has every part."""
 
     def __init__(self, store: Any, clock: ManualClock, program: Any) -> None:
         self.trial = Trial(program, 1)
@@ -92,12 +92,12 @@ class Life:
             return
         for _ in range(CALLS):
             self._ask(DEBIT, 1)
-            # A date that is set forward: a quota keeps several periods then.
+            # The clock is set forward: a quota keeps several periods then.
             clock.step_wall(31 * 86_400)
         clock.advance(0.1)
 
     def ask_all(self, *refusals: type[Exception]) -> int:
-        """Ask everything; how much of it was refused."""
+        """Make every call; returns how many were refused."""
         refused = 0
         last = self._grants[-1:]
         odd: dict[str, tuple[Any, ...]] = {
@@ -107,7 +107,7 @@ class Life:
         }
         for operation in self._asks:
             try:
-                answer = self._ask(operation, *(odd.get(operation) or ASKED[operation]))
+                answer = self._ask(operation, *(odd.get(operation) or ARGUMENTS[operation]))
             except refusals as error:
                 refused += 1
                 assert len(str(error)) < 2_000
@@ -125,21 +125,21 @@ class Life:
 
 
 def forgeries(state: Any) -> Iterator[Any]:
-    """The state with one lie in it, for every place and every lie; one part missing, one part twice."""
+    """The state with one forged number, for every place and every kind; one part missing, one part twice."""
     yield from FALSE
     if isinstance(state, list):
         for place, part in enumerate(state):
             yield [*state[:place], *state[place + 1 :]]
             yield [*state[:place], part, *state[place:]]
-            for told in forgeries(part):
-                yield [*state[:place], told, *state[place + 1 :]]
+            for forged in forgeries(part):
+                yield [*state[:place], forged, *state[place + 1 :]]
 
 
 class InRedis:
-    """A life in Redis, whose state can be written anew."""
+    """A program in Redis, whose state can be rewritten."""
 
     stride = 3
-    """The program there is asked over a wire: at each place every third lie, and another one at the next."""
+    """Calls go over a wire: only every third forgery is tried at each place, and another at the next."""
 
     def __init__(self, program: Any, clock: ManualClock) -> None:
         self._client = shared_server().client()
@@ -159,7 +159,7 @@ class InRedis:
 
 
 class InFile:
-    """A life in a file, whose state can be written anew."""
+    """A program in a file, whose state can be rewritten."""
 
     stride = 1
 
@@ -181,15 +181,15 @@ class InFile:
 
 @pytest.fixture(params=["Redis", "SQLite"])
 def lived(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    """Lets a program live in the store, by what is told of it."""
+    """Runs a program in the store, by its name."""
     made: list[Any] = []
 
-    def live(told: str) -> Any:
+    def live(program_name: str) -> Any:
         clock = ManualClock(NOW_US / 1e6)
         where = (
-            InRedis(PROGRAMS[told], clock)
+            InRedis(PROGRAMS[program_name], clock)
             if request.param == "Redis"
-            else InFile(PROGRAMS[told], clock, tmp_path / "forged.db")
+            else InFile(PROGRAMS[program_name], clock, tmp_path / "forged.db")
         )
         made.append(where)
         return where
@@ -200,8 +200,8 @@ def lived(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
 
 
 @EACH
-def test_a_lie_anywhere_is_a_refusal_or_does_no_harm(lived: Callable[[str], Any], told: str) -> None:
-    where = lived(told)
+def test_a_forged_number_is_refused_or_does_no_harm(lived: Callable[[str], Any], program_name: str) -> None:
+    where = lived(program_name)
     refused = 0
     for state in islice(forgeries(where.state), None, None, where.stride):
         where.write(state)
@@ -220,12 +220,12 @@ LISTS: list[tuple[str, tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "place"), LISTS)
-def test_lists_longer_than_any_are_refused(
-    lived: Callable[[str], Any], told: str, place: tuple[int, ...]
+@pytest.mark.parametrize(("program_name", "place"), LISTS)
+def test_impossibly_long_lists_are_refused(
+    lived: Callable[[str], Any], program_name: str, place: tuple[int, ...]
 ) -> None:
-    """What is fast with as many as there may be would take for ever with as many as somebody likes."""
-    where = lived(told)
+    """A loop that is fast for the possible numbers would take for ever with forged ones."""
+    where = lived(program_name)
     part = where.state
     for index in place:
         part = part[index]
@@ -239,13 +239,13 @@ def test_lists_longer_than_any_are_refused(
 RANGES = [(1, LARGEST), (-LARGEST, LARGEST), (5, 4), (5, -LARGEST), (LARGEST, 1), (1, 10_001), (2, 20_000)]
 
 
-@pytest.mark.parametrize("told", ["few permits", "one permit"])
+@pytest.mark.parametrize("program_name", ["few permits", "one permit"])
 @pytest.mark.parametrize("ends", RANGES, ids=str)
 @pytest.mark.parametrize("which", ["permits", "line"])
-def test_nobody_goes_through_calls_that_cannot_be(
-    lived: Callable[[str], Any], told: str, ends: tuple[int, int], which: str
+def test_impossible_numbers_of_calls_are_refused_without_a_loop_over_them(
+    lived: Callable[[str], Any], program_name: str, ends: tuple[int, int], which: str
 ) -> None:
-    where = lived(told)
+    where = lived(program_name)
     newest, owners, permits, line = where.state
     forged = [[7, *ends]]
     where.write([newest, owners, forged, line] if which == "permits" else [newest, owners, permits, forged])
@@ -253,7 +253,7 @@ def test_nobody_goes_through_calls_that_cannot_be(
     where.life.heal()
 
 
-def test_as_many_calls_as_there_may_be_are_no_damage(lived: Callable[[str], Any]) -> None:
+def test_the_largest_possible_number_of_calls_is_accepted(lived: Callable[[str], Any]) -> None:
     where = lived("one permit")
     newest, owners, *_ = where.state
     where.write([newest, owners, [[7, 1, 10_000]], [[7, 10_001, 20_000]]])
@@ -275,8 +275,8 @@ LAWS = [
 
 
 @pytest.mark.parametrize(("place", "value"), LAWS)
-def test_a_law_that_nothing_leads_to_is_refused(lived: Callable[[str], Any], place: int, value: int) -> None:
-    """Where one of the twins would go on from it, and the other not, they would not decide alike."""
+def test_an_unreachable_rate_law_is_refused(lived: Callable[[str], Any], place: int, value: int) -> None:
+    """If only one of the twins went on from it, they would not decide alike."""
     where = lived("found rate")
     where.state[-1][place] = value
     where.write(where.state)
@@ -285,9 +285,7 @@ def test_a_law_that_nothing_leads_to_is_refused(lived: Callable[[str], Any], pla
 
 
 @pytest.mark.parametrize("cost", [0, -1, 10**12 + 1, LARGEST])
-def test_a_charge_of_more_than_there_are_numbers_for_is_refused(
-    lived: Callable[[str], Any], cost: int
-) -> None:
+def test_a_charge_beyond_the_range_of_numbers_is_refused(lived: Callable[[str], Any], cost: int) -> None:
     where = lived("spread over days")
     where.state[1][2] = cost
     where.write(where.state)
@@ -296,7 +294,7 @@ def test_a_charge_of_more_than_there_are_numbers_for_is_refused(
 
 
 @pytest.mark.parametrize("count", [0, 2**20, 2**40, LARGEST])
-def test_places_as_many_as_somebody_likes_end(lived: Callable[[str], Any], count: int) -> None:
+def test_a_forged_number_of_places_ends(lived: Callable[[str], Any], count: int) -> None:
     where = lived("line under one window")
     book = where.state[-2]
     if isinstance(book[0], list):
@@ -315,31 +313,31 @@ def test_places_as_many_as_somebody_likes_end(lived: Callable[[str], Any], count
 
 @pytest.mark.parametrize("opened", [-LARGEST, -(2**52), 0, LARGEST - 1, LARGEST])
 @pytest.mark.parametrize("ahead_us", [0, -1, 1, -86_399_999_997, -86_399_999_999])
-@pytest.mark.parametrize("told", ["days", "spread over days", "spread over odd spans"])
-def test_a_period_of_any_time_is_left_behind(
-    lived: Callable[[str], Any], told: str, opened: int, ahead_us: int
+@pytest.mark.parametrize("program_name", ["days", "spread over days", "spread over odd spans"])
+def test_a_forged_period_of_any_time_ends(
+    lived: Callable[[str], Any], program_name: str, opened: int, ahead_us: int
 ) -> None:
-    """At the end of what a double holds, one microsecond more is none more."""
-    where = lived(told)
+    """At the end of a double's range, adding a microsecond changes nothing."""
+    where = lived(program_name)
     where.store.clock.step_wall(ahead_us / 1e6)
-    counter = PROGRAMS[told].counter
+    counter = PROGRAMS[program_name].counter
     periods = getattr(counter, "counter", counter).periods
     book = []
     for civil in (opened + ahead_us, opened, opened + 10**6):
         start, end = periods.bounds(civil)
         book += [part for begun in (start, end) for part in (min(begun, LARGEST), 10**12, opened)]
-    where.write([book, []] if told.startswith("spread") else book)
+    where.write([book, []] if program_name.startswith("spread") else book)
     where.life.ask_all(DamagedStateError)
     where.life.heal()
 
 
-def test_a_far_period_of_one_key_is_no_trouble_for_others(lived: Callable[[str], Any]) -> None:
-    for told in ("months, in a zone", "spread, in a zone"):
-        where = lived(told)
+def test_a_far_period_of_one_key_affects_no_other(lived: Callable[[str], Any]) -> None:
+    for program_name in ("months, in a zone", "spread, in a zone"):
+        where = lived(program_name)
         spread_out = [part for year in range(16) for part in (year * 10**14, 1, NOW_US)]
         far = (LARGEST, LARGEST - 2**40, -LARGEST, 2**52, 10**12)
         for periods in (*([start, 1, start] for start in far), spread_out):
-            where.write([periods, []] if told.startswith("spread") else periods)
+            where.write([periods, []] if program_name.startswith("spread") else periods)
             where.life.ask_all(DamagedStateError)
         where.life.heal()
         where.store.reset_all()

@@ -1,4 +1,4 @@
-"""Nothing that lies in a store is believed or run: a poisoned state is refused or lost; a reset heals."""
+"""No content of a store is believed or run: a poisoned state is refused or lost; a reset heals."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_lies_in_redis_are_refused_or_do_no_harm(server: Any, number: int) -> No
             victim = Victim(store, trial, chance)
             for key in server.keys(f"{PREFIX}:{{*"):
                 tag, *state = unpacked(server.get(key))
-                told = lied(state, chance)
-                told = told if isinstance(told, list) else [told]
+                forged = lied(state, chance)
+                forged = forged if isinstance(forged, list) else [forged]
                 if chance.random() < 0.1:
                     tag = chance.choice(LIES)
-                server.set(key, b"".join(map(packed, [tag, *told])))
+                server.set(key, b"".join(map(packed, [tag, *forged])))
             victim.ask_all()
             assert server.ping(), "no script goes on for ever"
 
@@ -102,8 +102,8 @@ def test_garbage_in_redis_is_refused_and_a_reset_heals(server: Any, garbage: byt
         assert shaper.reserve("k").delay == 0
 
 
-def test_a_state_that_is_none_is_told_with_its_key(server: Any) -> None:
-    """Whatever else Redis refuses is no damage, even if it says so."""
+def test_the_error_about_a_malformed_state_names_its_key(server: Any) -> None:
+    """Other refusals of Redis are no damage, even if they say so."""
     with closing(opened()) as store:
         gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
         gate.check("my key")
@@ -138,7 +138,7 @@ def test_another_type_at_a_key_is_refused(server: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("text", DESCRIPTIONS, ids=lambda text: repr(text[:24]))
-def test_descriptions_in_redis_are_not_believed(server: Any, text: str | bytes) -> None:
+def test_forged_descriptions_in_redis_are_not_believed(server: Any, text: str | bytes) -> None:
     with closing(opened()) as store:
         assert Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
         for key in server.keys(f"{PREFIX}:program:*"):
@@ -146,7 +146,7 @@ def test_descriptions_in_redis_are_not_believed(server: Any, text: str | bytes) 
                 server.hset(key, field, text)
         assert [seen.key for seen in store.survey()] == ["k"]
         with closing(opened()) as others:
-            # None of them is what the tag stands for, so what is there is lost, as an evicted key is.
+            # None of them matches the tag, so the state is lost, like an evicted key.
             other = Gate(GCRA("1/day", burst=5), name="gate", store=others)
             assert other.check("k").current == 1
 
@@ -154,14 +154,14 @@ def test_descriptions_in_redis_are_not_believed(server: Any, text: str | bytes) 
 @EACH
 def test_lies_in_a_file_are_refused_or_do_no_harm(tmp_path: Path, number: int) -> None:
     chance = random.Random(number)
-    for turn, trial in enumerate(chance.sample(TRIALS, 3)):
-        with closing(SQLiteStore(tmp_path / f"{turn}.db", clock=ManualClock(NOW_US / 1e6))) as store:
+    for index, trial in enumerate(chance.sample(TRIALS, 3)):
+        with closing(SQLiteStore(tmp_path / f"{index}.db", clock=ManualClock(NOW_US / 1e6))) as store:
             victim = Victim(store, trial, chance)
 
             def lie(execute: Any) -> None:
                 for row, state in execute("SELECT id, state FROM records").fetchall():
-                    told = lied(json.loads(state), chance)
-                    execute("UPDATE records SET state = ? WHERE id = ?", (as_text(told), row))
+                    forged = lied(json.loads(state), chance)
+                    execute("UPDATE records SET state = ? WHERE id = ?", (as_text(forged), row))
 
             store._file.transact(lie)
             victim.ask_all()
@@ -184,8 +184,8 @@ def test_no_column_of_a_file_is_believed(tmp_path: Path, sql: str) -> None:
         with closing(SQLiteStore(path)) as store:
             assert Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
             store._file.transact(lambda execute: execute(sql, (lie,)))
-        asked = 0
-        for _ in range(2):  # the second time, by whoever opens it anew
+        calls = 0
+        for _ in range(2):  # the second time, by a store that opens it anew
             try:
                 with closing(SQLiteStore(path)) as store:
                     gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
@@ -196,10 +196,10 @@ def test_no_column_of_a_file_is_believed(tmp_path: Path, sql: str) -> None:
                         try:
                             ask()
                         except (StoreUnavailableError, ConfigError):
-                            asked += 1
+                            calls += 1
             except (StoreUnavailableError, ConfigError):
-                asked += 1
-        assert asked <= 10
+                calls += 1
+        assert calls <= 10
 
 
 def harm_row(path: Path) -> None:
@@ -249,20 +249,20 @@ async def test_damage_at_one_key_is_no_outage(
     if mode == "closed":
         assert gate.check("bad").retry_after == 0.25
     assert not store.is_lost
-    # The limit of the other is used up, and stays so; the key itself is as new once it is reset.
+    # The limit of the other key is used up, and stays so; the damaged key is new once it is reset.
     assert not gate.check("good")
     assert not await gate.acheck("good")
     gate.reset("bad")
     assert gate.check("bad")
     assert not await gate.acheck("bad")
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == (mode != "raise")  # once for all of them
-    assert all("'bad'" in text and "reset the key" in text for text in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (mode != "raise")  # once for all of them
+    assert all("'bad'" in text and "reset the key" in text for text in messages)
     await store.aclose()
 
 
-def test_a_number_without_end_is_no_state(tmp_path: Path) -> None:
-    """Else it would be a delay that no float can hold, and an OverflowError far from here."""
+def test_an_infinite_number_is_no_state(tmp_path: Path) -> None:
+    """Otherwise it would be a delay that no float can hold, and an OverflowError far from here."""
     with closing(SQLiteStore(tmp_path / "limits.db")) as store:
         gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
         gate.check("k")
@@ -274,8 +274,8 @@ def test_a_number_without_end_is_no_state(tmp_path: Path) -> None:
         assert [seen.program for seen in store.survey()] == [None]
 
 
-def test_what_is_wrong_with_the_program_is_not_put_on_the_file(tmp_path: Path) -> None:
-    """A complaint of ours passes as it is."""
+def test_a_config_error_is_not_reported_as_a_damaged_file(tmp_path: Path) -> None:
+    """A ConfigError passes unchanged."""
     with closing(SQLiteStore(tmp_path / "limits.db")) as store:
         Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
         with pytest.raises(ConfigError, match="already holds"):

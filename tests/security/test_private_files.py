@@ -1,4 +1,4 @@
-"""The files of a SQLiteStore are their owner's alone, unless somebody has arranged it otherwise."""
+"""The files of a SQLiteStore belong to their owner alone, unless their modes were set otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def modes(path: Path) -> dict[str, str]:
-    """The mode of each file that lies there."""
+    """The mode of each file in the folder."""
     return {
         name: oct(stat.S_IMODE(os.stat(f"{path}{name}").st_mode))
         for name in COMPANIONS
@@ -41,13 +41,13 @@ def used(path: Path) -> dict[str, str]:
         return modes(path)
 
 
-def test_whatever_the_umask_is_they_are_private(tmp_path: Path, umask: int) -> None:
+def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     path = tmp_path / "limits.db"
     assert used(path) == dict.fromkeys(COMPANIONS, "0o600")
     assert used(path) == dict.fromkeys(COMPANIONS, "0o600"), "opened again"
 
 
-def test_they_are_private_from_their_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_private_from_their_creation_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.umask(0)
     seen = []
     opened = os.open
@@ -66,7 +66,7 @@ def test_they_are_private_from_their_first_moment(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o660, 0o666])
-def test_a_file_that_is_there_keeps_its_mode_and_its_companions_get_it(
+def test_an_existing_file_keeps_its_mode_and_its_companions_get_it(
     tmp_path: Path, umask: int, mode: int
 ) -> None:
     path = tmp_path / "limits.db"
@@ -75,14 +75,14 @@ def test_a_file_that_is_there_keeps_its_mode_and_its_companions_get_it(
     assert used(path) == dict.fromkeys(COMPANIONS, oct(mode))
 
 
-def test_a_lock_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_an_existing_lock_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "limits.db"
     used(path)
     os.chmod(f"{path}-lock", 0o640)
     assert used(path) == {**dict.fromkeys(COMPANIONS, "0o600"), "-lock": "0o640"}
 
 
-def test_a_link_to_nothing_yet_leads_to_a_private_file(tmp_path: Path) -> None:
+def test_a_dangling_link_leads_to_a_private_file(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         link, path = tmp_path / "link.db", tmp_path / "limits.db"

@@ -1,4 +1,4 @@
-"""Secrets stand in no repr, no error, no pickle, no log and nothing that the command prints."""
+"""No repr, error, pickle, log or output of the command contains a secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRET = "s3cr3t-t0k3n"
 
 
 def urls() -> list[str]:
-    """Where a password or a token may stand; nobody listens there."""
+    """Places for a password or a token; no server listens there."""
     at = "127.0.0.1:1"
     short = "socket_timeout=0.2&socket_connect_timeout=0.2"
     return [
@@ -35,29 +35,29 @@ def urls() -> list[str]:
     ]
 
 
-def check_silent(*told: object) -> None:
-    for text in told:
+def check_silent(*values: object) -> None:
+    for text in values:
         for form in (text if isinstance(text, bytes) else str(text).encode(), repr(text).encode()):
             assert SECRET.encode() not in form
 
 
-def told_of(error: BaseException) -> list[object]:
-    """All that an error tells, with whatever it came from."""
-    told: list[object] = []
+def contents_of(error: BaseException) -> list[object]:
+    """Everything that an error and its causes contain."""
+    values: list[object] = []
     cause: BaseException | None = error
     while cause is not None:
-        told += [cause, cause.args, vars(cause)]
+        values += [cause, cause.args, vars(cause)]
         cause = cause.__cause__ or cause.__context__
-    return told
+    return values
 
 
 @pytest.mark.parametrize("number", range(len(urls())))
-def test_stores_and_their_errors(number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_stores_and_their_errors_contain_no_secret(number: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     try:
         store = RedisStore.from_url(urls()[number])
     except ShapekitError as error:
-        check_silent(*told_of(error), pickle.dumps(error), caplog.text)
+        check_silent(*contents_of(error), pickle.dumps(error), caplog.text)
         return
     with closing(store):
         gate, shaper = Gate(GCRA("1/s"), name="gate", store=store), Shaper("1/s", name="s", store=store)
@@ -65,21 +65,21 @@ def test_stores_and_their_errors(number: int, caplog: pytest.LogCaptureFixture) 
         for ask in (gate.check, shaper.reserve, store.reset_all, lambda: list(store.survey())):
             with pytest.raises(StoreUnavailableError) as caught:
                 ask()
-            check_silent(*told_of(caught.value), pickle.dumps(caught.value))
+            check_silent(*contents_of(caught.value), pickle.dumps(caught.value))
         with closing(ResilientStore(store, on_outage="open", timeout=0.2)) as resilient:
             guarded = Gate(GCRA("1/s"), name="gate", store=resilient)
             assert guarded.check()
             check_silent(resilient, guarded)
         with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as refused:
             pickle.dumps(store)
-        check_silent(*told_of(refused.value))
+        check_silent(*contents_of(refused.value))
     check_silent(caplog.text)
 
 
 @pytest.mark.parametrize("number", range(len(urls())))
 @pytest.mark.parametrize("command", ["top", "hold", "resume", "reset"])
 @pytest.mark.parametrize("by", ["option", "variable"])
-def test_the_command(number: int, command: str, by: str) -> None:
+def test_the_command_prints_no_secret(number: int, command: str, by: str) -> None:
     url = urls()[number]
     more = {"top": ["--once"], "hold": ["s:k", "1s"], "resume": ["s:k"], "reset": ["s:k"]}
     words = [command, *more[command]]
@@ -103,17 +103,17 @@ def test_the_command(number: int, command: str, by: str) -> None:
         f":{SECRET}@localhost:6379",
     ],
 )
-def test_a_store_that_is_misspelt(where: str) -> None:
+def test_the_error_about_a_misspelt_store_contains_no_secret(where: str) -> None:
     result = CliRunner().invoke(cli, ["top", "--once", "--store", where])
     assert result.exit_code == 2
     check_silent(result.stdout, result.stderr)
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_the_headline_of_the_table(number: int) -> None:
+def test_the_headline_of_the_table_contains_no_secret(number: int) -> None:
     check_silent(place_of(urls()[number]))
 
 
-def test_what_clients_say_is_passed_on_without_what_they_hold() -> None:
+def test_the_errors_of_clients_are_passed_on_without_secrets() -> None:
     error = unavailable(ConnectionError("Error 111 connecting to 127.0.0.1:6379. Connection refused."))
     assert "ConnectionError" in str(error)

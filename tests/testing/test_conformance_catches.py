@@ -1,4 +1,4 @@
-"""The kit's own proof: a store that is wrong in one way does not pass."""
+"""Proof of the kit: a store that is wrong in one way does not pass."""
 
 import re
 import time
@@ -18,7 +18,7 @@ START = 10**9
 
 
 class Wrapped(MemoryStore):
-    """MemoryStore with what goes in and what comes out of each call in between."""
+    """MemoryStore with a hook between each call and its answer."""
 
     def bind(self, name, program, operation):
         apply = super().bind(name, program, operation)
@@ -188,7 +188,7 @@ class IgnoresSkew(MemoryStore):
 
 
 class GoesBack(MemoryStore):
-    """What is missing starts at the time it is, although it may have been dropped just now."""
+    """A missing state starts at the current time, although it may have been dropped just now."""
 
     def _miss(self, now):
         self._check_open()
@@ -196,7 +196,7 @@ class GoesBack(MemoryStore):
 
 
 class NotAtomic(Wrapped):
-    """Lets others in between reading and writing."""
+    """Lets other calls in between reading and writing."""
 
     def bind(self, name, program, operation):
         run = self._runner(name, program, operation)
@@ -218,7 +218,7 @@ class NotAtomic(Wrapped):
 
 
 class StartsAfresh(MemoryStore):
-    """Changed numbers find nothing of what the old ones left."""
+    """Changed numbers find no state of the old ones."""
 
     def bind(self, name, program, operation):
         return super().bind(name, program, operation) if self.same(name, program) else self.fresh(program)
@@ -231,7 +231,7 @@ class StartsAfresh(MemoryStore):
 
 
 class TakesAnyKind(MemoryStore):
-    """Another kind of program under a name begins with nothing."""
+    """Another kind of program under a name begins with an empty state."""
 
     def _space(self, name, program):
         try:
@@ -254,7 +254,7 @@ class StaysOpen(MemoryStore):
 
 class LetsThemSleep(MemoryStore):
     def wake(self):
-        """Those who wait go on doing so."""
+        """Waiting calls go on waiting."""
 
 
 class KeepsWhatWasCancelled(MemoryStore):
@@ -334,12 +334,12 @@ def test_a_broken_store_is_caught(broken, monkeypatch):
         getattr(case(broken), CAUGHT[broken])()
 
 
-def test_what_is_named_above_are_tests_of_the_kit():
+def test_the_expected_failures_are_tests_of_the_kit():
     tests = {name for name in dir(StoreConformance) if name.startswith("test_")}
     assert set(CAUGHT.values()) <= tests
 
 
-def test_every_group_of_trials_is_tried_that_of_a_gates_ledger_too():
+def test_every_group_of_trials_is_tried_including_the_ledger_of_gates():
     assert "ledger" in GROUPS
     assert all(callable(getattr(StoreConformance, IDENTICAL(kind))) for kind in GROUPS)
 
@@ -359,21 +359,21 @@ def test_lists_pass_for_tuples():
     case(AnswersWithLists).test_leaky_queue_answers_as_the_program()
 
 
-def test_a_failing_timeline_is_told_as_few_steps_and_the_fields_that_differ():
+def test_a_failing_timeline_is_shortened_and_shows_the_fields_that_differ():
     with pytest.raises(AssertionError) as caught:
         case(DropsReceipts).test_gcra_answers_as_the_program()
-    told = str(caught.value)
-    assert "'shapekit-gcra-0-0'" in told
-    assert "GCRA(rate=Rate(limit=7" in told
-    assert Counter(line.strip()[:1] for line in told.splitlines())["#"] == 1
-    assert "left of 10 steps" in told
-    assert re.search(r"differs in receipt: \d+ != None", told)
+    message = str(caught.value)
+    assert "'shapekit-gcra-0-0'" in message
+    assert "GCRA(rate=Rate(limit=7" in message
+    assert Counter(line.strip()[:1] for line in message.splitlines())["#"] == 1
+    assert "left of 10 steps" in message
+    assert re.search(r"differs in receipt: \d+ != None", message)
     with pytest.raises(AssertionError) as again:
         case(DropsReceipts).test_gcra_answers_as_the_program()
-    assert str(again.value) == told
+    assert str(again.value) == message
 
 
-def test_a_store_that_breaks_down_is_told_with_its_error():
+def test_the_failure_of_a_store_that_breaks_down_shows_its_error():
     class BreaksDown(Wrapped):
         def between(self, apply, name, program, operation, key, args):
             if operation == REFUND:
@@ -384,7 +384,7 @@ def test_a_store_that_breaks_down_is_told_with_its_error():
         case(BreaksDown).test_all_of_answers_as_the_program()
 
 
-def test_a_shared_store_has_to_say_how_others_get_at_it():
+def test_a_shared_store_needs_a_way_to_open_it_again():
     class Shared(MemoryStore):
         shared = True
 
@@ -409,6 +409,6 @@ def test_two_objects_that_do_not_share_are_caught():
             getattr(Case(), test)()
 
 
-def test_a_store_has_to_be_made():
+def test_a_store_has_to_be_provided():
     with pytest.raises(NotImplementedError, match="make_store"):
         StoreConformance().make_store(ManualClock(START))

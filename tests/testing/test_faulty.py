@@ -1,4 +1,4 @@
-"""FaultyStore: its faults are what they say, for threads and for tasks."""
+"""FaultyStore: its faults are as documented, for threads and for tasks."""
 
 import threading
 
@@ -87,7 +87,7 @@ def test_a_slow_store_that_is_down_too_fails_late():
 @pytest.mark.parametrize("end", ["mend", "close"])
 def test_slow_calls_go_on_when_it_is_mended_or_closed(faulty, gate, end):
     faulty.slow = 3_600
-    told = []
+    outcomes = []
     asleep = threading.Event()
     inner_sleep = faulty.clock.sleep
 
@@ -99,16 +99,16 @@ def test_slow_calls_go_on_when_it_is_mended_or_closed(faulty, gate, end):
 
     def call():
         try:
-            told.append(gate.check().allowed)
+            outcomes.append(gate.check().allowed)
         except StoreUnavailableError:
-            told.append("closed")
+            outcomes.append("closed")
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     assert asleep.wait(PATIENCE_S)
     getattr(faulty, end)()
     thread.join(PATIENCE_S)
-    assert told == [True if end == "mend" else "closed"]
+    assert outcomes == [True if end == "mend" else "closed"]
 
 
 @pytest.mark.anyio
@@ -146,7 +146,7 @@ def test_calls_of_many_threads_are_all_counted(faulty, gate):
     assert faulty.calls == 2_000
 
 
-def test_mistakes_are_refused(refused, faulty):
+def test_wrong_arguments_are_refused(refused, faulty):
     refused(lambda: FaultyStore("redis://"), "inner")
     refused(lambda: setattr(faulty, "slow", -1), "slow")
     refused(lambda: setattr(faulty, "slow", "soon"), "slow")

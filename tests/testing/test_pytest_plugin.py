@@ -1,4 +1,4 @@
-"""pytest's plugin, in runs of pytest itself: what a project sees that has shapekit installed."""
+"""pytest's plugin, in runs of pytest itself, as a project with shapekit installed sees it."""
 
 import sys
 import time
@@ -39,8 +39,8 @@ ahttp = shape(httpx.AsyncClient(base_url="https://api.example.com"), rate="10/mi
 
 @pytest.fixture
 def project(pytester):
-    """A project whose module `client` has made its limits when it was imported; runs its tests."""
-    name = f"client_{time.monotonic_ns()}"  # another one for each run: this process keeps what it has loaded
+    """A project whose module `client` makes its limits when it is imported; runs its tests."""
+    name = f"client_{time.monotonic_ns()}"  # a new name for each run: this process keeps loaded modules
     pytester.makepyfile(**{name: CLIENT})
     pytester.syspathinsert()
 
@@ -170,7 +170,7 @@ def test_clients_of_httpx_wait_in_virtual_time(project):
     passed(project(tests), count=3)
 
 
-def test_what_one_test_leaves_the_next_does_not_find(project):
+def test_a_test_does_not_see_the_state_of_an_earlier_one(project):
     tests = """
     import pytest
     from shapekit import listen
@@ -344,7 +344,7 @@ def test_nothing_is_loaded_where_no_fixture_is_used(pytester):
     passed(pytester.runpytest_subprocess(*STRICT), count=1)
 
 
-# what the fixture is made of
+# parts of the fixture
 
 
 def test_a_clock_and_what_was_bound_to_it_are_real_again_after_an_error():
@@ -367,7 +367,7 @@ def test_a_clock_and_what_was_bound_to_it_are_real_again_after_an_error():
     assert not gate.check()
 
 
-def test_what_is_made_inside_is_real_afterwards():
+def test_objects_made_inside_are_real_afterwards():
     with virtual_time():
         shaper = Shaper("1/h")
         assert shaper.reserve().departs_at == 0.0

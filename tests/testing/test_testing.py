@@ -88,7 +88,7 @@ def test_the_order_of_recording_does_not_matter(histories, rate):
 
 
 def hammered(strategy, gaps):
-    """What a gate admits, and the denied calls, as two histories."""
+    """The admitted and the denied calls of a gate, as two histories."""
     clock = ManualClock()
     gate = Gate(strategy, clock=clock)
     admitted, denied = [], []
@@ -160,10 +160,10 @@ def test_intervals_that_are_no_whole_microseconds_are_exact(limit):
 @given(st.integers(1, 5_000), st.integers(1, 60))
 def test_a_microsecond_of_tolerance_forgives_rounding_and_no_more(limit, period):
     # The slots of a queue lie on an exact grid, and are taken on the microsecond after.
-    turns = [-(-n * period * SECOND_US // limit) / SECOND_US for n in range(50)]
-    check_pace(turns, Rate(limit, period), tolerance="1us")
+    slots = [-(-n * period * SECOND_US // limit) / SECOND_US for n in range(50)]
+    check_pace(slots, Rate(limit, period), tolerance="1us")
     check_pace([n * period / limit for n in range(50)], Rate(limit, period), tolerance="1us")
-    early = [*turns[:-1], turns[-1] - 2 / SECOND_US]
+    early = [*slots[:-1], slots[-1] - 2 / SECOND_US]
     with pytest.raises(PaceError) as caught:
         check_pace(early, Rate(limit, period), tolerance="1us")
     assert 1e-6 < caught.value.by < 3e-6
@@ -202,7 +202,7 @@ def test_fractions_of_a_microsecond_are_shown():
         check_pace([0, 0], "3/s")
 
 
-def test_what_only_the_rounding_of_slots_breaks_says_what_to_pass():
+def test_a_breach_by_rounding_alone_names_the_tolerance_to_pass():
     left = [0, 0.333334, 0.666667]
     with pytest.raises(PaceError, match='slots are whole microseconds, so pass tolerance="1us"'):
         check_pace(left, "3/s")

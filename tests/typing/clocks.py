@@ -1,4 +1,4 @@
-"""Checked by mypy and pyright, never run: a clock of a user's own, made of public names alone."""
+"""Checked by mypy and pyright, never run: a user's own clock, made of public names alone."""
 
 import threading
 

@@ -47,16 +47,16 @@ def hears(event: Event) -> None:
             assert_type(length, float)
         case Held(added=added):
             assert_type(added, float)
-        case LimitChanged(key=whose):
-            assert_type(whose, str | None)
+        case LimitChanged(key=limit_key):
+            assert_type(limit_key, str | None)
         case _:
             assert_never(event)
 
 
 def listens(policy: Policy) -> None:
     assert_type(listen(hears), Listening)
-    heard: list[Event] = []
-    with policy.listen(heard.append), policy.shaper.listen(print) as listening:
+    events: list[Event] = []
+    with policy.listen(events.append), policy.shaper.listen(print) as listening:
         listening.close()
 
 

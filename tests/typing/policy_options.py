@@ -1,4 +1,4 @@
-"""Checked by mypy and pyright, never run: a wrong option of a policy is found wherever options are said."""
+"""Checked by mypy and pyright, never run: type checkers find a wrong option wherever options are passed."""
 
 from typing import Unpack
 

@@ -1,4 +1,4 @@
-"""Checked by mypy and pyright, never run: a loop that is watched keeps the type of its items."""
+"""Checked by mypy and pyright, never run: a watched loop keeps the type of its items."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import assert_type
