@@ -165,8 +165,8 @@ class ShapedAdapter(BaseAdapter):
         _settle(self, adapter, _Limit("ShapedAdapter", shaping))
 
     @property
-    def policy(self) -> Policy | None:
-        """The policy for requests that match no route, to hold, resume or forecast it; None without one."""
+    def policy(self) -> Policy:
+        """The policy of requests that match no route, for holds and forecasts; ConfigError without one."""
         return self._limit.request_shaper.policy
 
     def send(

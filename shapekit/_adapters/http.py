@@ -210,9 +210,12 @@ class RequestShaper:
             raise ConfigError("rate", shaping.get("rate"), "is missing", f'write {wrapper}(rate="10/s")')
 
     @property
-    def policy(self) -> Policy | None:
-        """The policy of the requests that match no route; None if those are not shaped."""
-        return None if self._main is None else self._main.policy
+    def policy(self) -> Policy:
+        """The policy of the requests that match no route; ConfigError if those are not shaped."""
+        if self._main is None:
+            fix = "give the routes policies of your own, and use these"
+            raise ConfigError("policy", None, "is missing, as only routes are shaped", fix)
+        return self._main.policy
 
     def refuse_responding(self, bound: str, error: str) -> None:
         """Raise ConfigError for `on_reject="respond"`, in a wrapper that cannot make a response."""

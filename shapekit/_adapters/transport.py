@@ -185,8 +185,8 @@ class Transport:
         self._inner = _Inner(self.library, transport, options)
 
     @property
-    def policy(self) -> Policy | None:
-        """The policy of requests that match no route, for holds and forecasts; None if none shapes them."""
+    def policy(self) -> Policy:
+        """The policy of requests that match no route, for holds and forecasts; ConfigError without one."""
         return self._request_shaper.policy
 
     # sending

@@ -18,6 +18,7 @@ Policy(rate="10/s", quota="5/day", spread=True, key=str, feedback=None)
 shaped("10/s", key="{user}", cost=len, feedback="hold", per="instance")
 shaped(policy=search(name="search", concurrency=3), cost=2)
 ShapedTransport(rate="10/s", prefetch="1s", key="origin", http2=True)
+ShapedTransport(rate="10/s").policy.shaper.resume(key="api.example.com")
 request_options(cost=2, max_wait=None)  # as `admit(max_wait=None)`: no bound
 
 Policy("10/s", brust=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

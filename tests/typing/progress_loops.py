@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import assert_type
 
 from shapekit import Policy, Shaper, shaped
+from shapekit.integrations.httpx import ShapedTransport
 from shapekit.progress import aprogress, progress
 
 
@@ -23,6 +24,8 @@ def watches(urls: list[str], policy: Policy) -> None:
     for url in progress(urls, fetch):
         assert_type(url, str)
     for url in progress(urls, Client()):
+        assert_type(url, str)
+    for url in progress(urls, ShapedTransport(rate="10/s"), key="api.example.com"):
         assert_type(url, str)
 
 

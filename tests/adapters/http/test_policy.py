@@ -5,7 +5,7 @@ import httpx2
 import pytest
 import requests
 
-from shapekit import ManualClock, Policy
+from shapekit import ConfigError, ManualClock, Policy
 from shapekit.integrations import httpx as shaped_httpx
 from shapekit.integrations import httpx2 as shaped_httpx2
 from shapekit.integrations.requests import ShapedAdapter
@@ -27,8 +27,10 @@ def test_policy_is_the_one_that_the_wrapper_made(wrapper):
 
 
 @EACH
-def test_policy_is_none_where_only_routes_are_shaped(wrapper):
-    assert wrapper(routes={"https://api.example.com": "10/s"}).policy is None
+def test_policy_raises_where_only_routes_are_shaped(wrapper):
+    shaped = wrapper(routes={"https://api.example.com": "10/s"})
+    with pytest.raises(ConfigError, match="policy=None is missing, as only routes are shaped"):
+        _ = shaped.policy
 
 
 def test_a_hold_holds_the_client():
@@ -45,7 +47,7 @@ def test_each_transport_of_a_shaped_client_has_the_same():
     for library, shape in ((httpx, shaped_httpx.shape), (httpx2, shaped_httpx2.shape)):
         client = shape(library.Client(mounts={"http://other": library.HTTPTransport()}), rate="10/s")
         one, other = client._transport, next(iter(client._mounts.values()))
-        assert one.policy is other.policy is not None
+        assert one.policy is other.policy
 
 
 def test_a_copy_of_a_session_s_adapter_has_the_same():
