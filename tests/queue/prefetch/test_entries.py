@@ -6,7 +6,7 @@ import pytest
 
 from shapekit import Override, StoreUnavailableError
 from shapekit._queue.prefetch import _DESKS
-from shapekit._runtime.drivers import run
+from shapekit._runtime.drivers import ThreadAlarm, run
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import changed
 
@@ -50,6 +50,23 @@ def test_calls_that_wait_for_an_aborted_trip_raise(store, shaper_on):
     assert len(errors) == 3
     store.broken = None
     assert shaper.reserve()
+
+
+def test_a_call_that_comes_right_after_a_trip_takes_no_slot_ahead_of_those_that_wait(
+    store, shaper_on, clock, monkeypatch
+):
+    """The trip has filled the buffer, and its thread has not served the waiting calls yet."""
+    prefetch, now = shaper_on(store).core.prefetch, clock.now_us()
+    monkeypatch.setattr(prefetch, "_wake_fetcher", lambda *_: None)
+    entry = prefetch._entry("key")
+    calls = [prefetch._taken("key", (1, None, 7), ThreadAlarm) for _ in range(2)]
+    state, slots = prefetch._reserve_many("key", [], (5, SECOND_US, 1))
+    entry.buffer.hear((*state[:3], state[4]), now - state[3], now, now, entry.buffer.doubts)
+    entry.buffer.fill([], slots, now)
+    calls.append(prefetch._taken("key", (1, None, 7), ThreadAlarm))
+    assert entry.calls == calls
+    prefetch._serve(entry, now)
+    assert [call.granted.due_us for call in calls] == [slot.due_us for slot in slots[:3]]
 
 
 @pytest.mark.parametrize("rate", ["70/s", "70/s; 1000/h"])
