@@ -10,7 +10,6 @@ refused, if it stops waiting, and while it waits for a held scope.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -23,9 +22,7 @@ from shapekit._queue.adaptive import RateSignal
 from shapekit._queue.scopes import ScopedSlots
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.process import SWITCH, ErrorsLogged
-from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.inflight import Concurrency
-from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.quota import QuotaUsage, quotas_of
 from shapekit.config import (
     PolicyOptions,
@@ -624,23 +621,20 @@ class Admission:
         """Let the call leave at once, with a permit if one is free; report what shaping would have done."""
         timeout_us(self._waits.get("timeout"))
         try:
-            await self._core.checked(driver, self.key, self.cost)
             bound_us, code = self._bound_us(), None
             if permits is not None:
                 permit = permits.untaken(self.key)
                 try:
+                    await self._core.checked(driver, self.key, self.cost)
                     with self._core.reporter.watching(self.key):
                         await permits.take(driver, permit, 0)
+                except CostExceedsLimitError:
+                    """A call that could never leave takes no permit."""
                 except QueueFullError:
                     code = QueueFullError.code
                 else:
                     self._permit = permit
             self._reservation = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
-        except CostExceedsLimitError as error:
-            never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
-            refused = Grant.refused(NEVER_US, 0, held=False, told=never, cost=self.cost)
-            self._core.reporter.measured(self.key, self.cost, math.inf, error.code)
-            self._reservation = Reservation(self._core, self.key, refused)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
             raise

@@ -10,6 +10,7 @@ a shaper calls the store directly and skips these flows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
@@ -29,7 +30,7 @@ from shapekit._runtime.drivers import (
     stop_if_cancelled,
 )
 from shapekit._runtime.process import SWITCH
-from shapekit.algorithms.base import Algorithm, as_tuple, check_cost
+from shapekit.algorithms.base import NEVER_US, Algorithm, as_tuple, check_cost
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
@@ -607,13 +608,19 @@ class Core:
     async def measure(
         self, driver: Driver, key: str, cost: int, bound_us: int | None, *, code: str | None = None
     ) -> Reservation:
-        """Reserve for a call that leaves at once whatever the answer.
+        """Reserve for a call that leaves at once whatever the answer, also if its cost can never be admitted.
 
         `code`: that of the error that would have refused the call before it reserved.
         """
         await driver.stop_if_cancelled()
-        with self.reporter.watching(key):
-            reservation = await self.reserve_untold(driver, key, cost, bound_us)
+        try:
+            await self.checked(driver, key, cost)
+            with self.reporter.watching(key):
+                reservation = await self.reserve_untold(driver, key, cost, bound_us)
+        except CostExceedsLimitError as error:
+            never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
+            self.reporter.measured(key, cost, math.inf, error.code)
+            return Reservation(self, key, Grant.refused(NEVER_US, 0, held=False, told=never, cost=cost))
         if not reservation and code is None:
             code = refusal(reservation, bound_us).code
         self.reporter.measured(key, cost, reservation.delay, code)

@@ -3,6 +3,7 @@
 import heapq
 import json
 from contextlib import closing
+from math import inf
 
 import anyio
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import (
+    GCRA,
     ConfigError,
+    CostExceedsLimitError,
     ManualClock,
     MemoryStore,
     Policy,
@@ -20,6 +23,7 @@ from shapekit import (
 )
 from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
+from shapekit.events import Measured
 from shapekit.policy import Admission
 from shapekit.testing import FaultyStore
 
@@ -70,6 +74,16 @@ def test_a_near_slot_is_waited_for_and_a_far_one_is_not(shaped, clock):
 def test_a_cost_below_one_is_refused(shaped, cost):
     with pytest.raises(ConfigError, match=f"cost={cost}"):
         admit(shaped(rate="1/s", cost=lambda account: cost), None, "anna")
+
+
+def test_a_cost_above_the_limit_fails_or_is_only_measured(shaped):
+    shape = {"rate": "10/s", "gates": (GCRA("10/s", burst=5),), "cost": lambda account: 6}
+    with pytest.raises(CostExceedsLimitError):
+        admit(shaped(**shape), None, "anna")
+    tasks, told = shaped(**shape, enforce=False), []
+    with tasks.policy.listen(told.append):
+        assert not admit(tasks, None, "anna").decision
+    assert told == [Measured("jobs", "default", 6, inf, "cost_exceeds_limit")]
 
 
 def test_a_task_that_comes_back_takes_no_second_slot(shaped, clock):
