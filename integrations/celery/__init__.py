@@ -260,12 +260,10 @@ class Shaped:
         # A task may also call its own `run`.
         is_called = request.called_directly or request.is_eager or request.get(_ADMISSION) is not None
         slot_header = None if is_called else SlotHeader.of(vars(request))
-        if slot_header is None or slot_header.slot is None:
-            admission.__enter__()
-        elif slot_header.error is not None:
+        if slot_header is not None and slot_header.error is not None:
             raise self._refused(slot_header.error)
-        elif slot_header.reservation is None:
-            admission.taken(*self._caught_up(admission, None))
+        if slot_header is None or slot_header.slot is None or slot_header.reservation is None:
+            admission.__enter__()
         else:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
@@ -301,18 +299,17 @@ class Shaped:
         some, but = map(tuple, options)
         return isinstance(error, some) and not isinstance(error, but)
 
-    def _caught_up(self, admission: Admission, slot: Reservation | None) -> tuple[Reservation, float]:
+    def _caught_up(self, admission: Admission, slot: Reservation) -> tuple[Reservation, float]:
         """Wait for the slot of a late call, or for another one if its own has passed; returns the slot, and
         how late it is. If the slot is not near, the message is sent again instead.
         """
         shaper = self.policy.shaper
         try:
             while True:
-                coming = None if slot is None else run(shaper.core.coming, slot, self.grace_s)
+                coming = run(shaper.core.coming, slot, self.grace_s)
                 if coming is None:
-                    if slot is not None:
-                        # Unused, but a quota or a window would go on counting it.
-                        shaper.settle(slot, 0)
+                    # Unused, but a quota or a window would go on counting it.
+                    shaper.settle(slot, 0)
                     slot = shaper.reserve(admission.key, cost=admission.cost)
                     if not slot:
                         run(shaper.core.leave, slot)
@@ -349,8 +346,8 @@ class Shaped:
         with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
             run(self.policy.shaper.core.give_back, reservation)
 
-    def _come_back(self, reservation: Reservation | None) -> None:
-        """Send the same message again, with its slot if it has one; a message for all workers stays here."""
+    def _come_back(self, reservation: Reservation) -> None:
+        """Send the same message again, with its slot; a message for all workers stays here."""
         request = self._task.request
         fields = vars(request)
         carried = SlotHeader.of(fields)
@@ -360,7 +357,7 @@ class Shaped:
         if carried is not None:
             same["serializer"] = carried.serializer
         same = {name: value for name, value in same.items() if value is not None}
-        slot = None if reservation is None else SlotHeader.travelling(fields, reservation).text()
+        slot = SlotHeader.travelling(fields, reservation).text()
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
             if carried is not None and carried.queue is not None:
@@ -368,8 +365,7 @@ class Shaped:
                 same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
             self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
         except BaseException:
-            if reservation is not None:
-                reservation.cancel()
+            reservation.cancel()
             raise
         raise Ignore
 
