@@ -137,7 +137,7 @@ class Scope:
         self._scope.cancel()
 
 
-def test_a_cancelled_question_is_asked_again_for_the_others(stage, clock):
+def test_a_cancelled_question_is_repeated_for_the_others(stage, clock):
     """The next caller asks again, for all that had relied on the first."""
     store = SlowStore(clock, 0.01)
     store.clock = clock
@@ -295,7 +295,7 @@ def test_a_question_of_a_caller_that_never_goes_on_delays_no_other(monkeypatch, 
 
 
 @pytest.mark.anyio
-async def test_a_question_that_cannot_be_asked_is_not_left_open(monkeypatch, wired):
+async def test_a_question_that_cannot_be_sent_is_not_left_open(monkeypatch, wired):
     """Nor do those that come meanwhile wait for its answer, where no thread can be started for it."""
 
     def no_more_threads():

@@ -167,17 +167,17 @@ def test_while_slots_are_taken_the_key_is_looked_up_before_a_span_is_over():
 
 def test_a_question_is_not_sent_when_its_answer_would_come_too_late():
     """Of a trip of half a span the answer is as old as that, and of a longer one of no use."""
-    for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
+    for trip_us, is_sent in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
         # A queue of a minute, of which the callers have the end.
         bench = Bench("1/s", calls=60, further=0)
         bench.buffer.hear(
             (bench.buffer._standing[0], 0, 0, 0), 0, START, START + trip_us, bench.buffer.doubts
         )
         todo = [bench.buffer.next(START + passed * SECOND // 10, 0) for passed in range(5, 40)]
-        assert (Ask() in todo) == is_asked
+        assert (Ask() in todo) == is_sent
 
 
-def test_a_store_that_does_not_answer_is_not_asked_without_a_waiting_call():
+def test_a_store_that_does_not_answer_gets_no_question_without_a_waiting_call():
     buffer = Bench(calls=4, further=20).buffer
     for _ in range(8):
         buffer.take(START, 1, None)
