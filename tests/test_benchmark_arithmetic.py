@@ -77,7 +77,7 @@ def test_a_percentile_is_the_least_value_that_covers_its_share(values: list[int]
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
+def test_an_invalid_share_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="a share"):
         percentile([1.0], share)
 

@@ -72,7 +72,7 @@ def test_several_rates_are_joined_by_semicolons():
     assert parse_rates(10) == (Rate(10),)
 
 
-def test_one_rate_where_one_is_meant(refused):
+def test_several_rates_where_one_is_meant_are_refused(refused):
     assert "several" in refused(lambda: Rate.parse("10/s; 100/min"), "rate").bound
 
 

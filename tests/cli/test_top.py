@@ -62,7 +62,7 @@ def read_rows(where, *options):
     return json.loads(result.stdout)
 
 
-def test_it_shows_shapers_and_gates(place):
+def test_top_shows_shapers_and_gates(place):
     store, where = place
     shaper = Shaper("6/h; 100/day", name="stripe", store=store, gates=[Quota("1000/rolling:30d")])
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_it_shows_shapers_and_gates(place):
     assert rows["parts:b:l"]["wait"] == 0
 
 
-def test_it_shows_holds_and_their_ends(place):
+def test_top_shows_holds_and_their_ends(place):
     store, where = place
     shaper = Shaper("1/min", name="stripe", store=store)
     assert shaper.reserve("eu")
@@ -282,7 +282,7 @@ def test_periods_are_written_as_people_do(program, words):
     assert limit_text(program) == words
 
 
-def test_it_sorts_and_filters(place):
+def test_top_sorts_and_filters(place):
     store, where = place
     for name, calls in (("b", 3), ("a", 5), ("c", 2)):
         shaper = Shaper("6/min", name=name, store=store, gates=[GCRA("1/h", burst=10 * calls)])

@@ -63,7 +63,7 @@ def test_any_limit_will_do(limit):
 
 
 @pytest.mark.parametrize("target", [5, "function", None, object(), property(function)])
-def test_what_cannot_be_called_cannot_be_shaped(refused, target):
+def test_an_object_that_cannot_be_called_cannot_be_shaped(refused, target):
     refused(lambda: shaped(1)(target), "function")
 
 

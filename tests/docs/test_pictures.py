@@ -73,7 +73,7 @@ def test_pages_describe_their_pictures_and_name_the_command(draw: ModuleType) ->
             path = (page.parent / target).resolve()
             assert path.is_file(), f"{page.name}: {target}"
             assert len(alternative) > 40, (
-                f"{page.name}: {alternative!r} does not tell a picture to whoever cannot see it"
+                f"{page.name}: {alternative!r} does not describe a picture to a reader who cannot see it"
             )
             if path.parent == FOLDER:
                 shown.add(path.stem)

@@ -17,7 +17,7 @@ MOST_BYTES = 8_000
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_it_is_read_in_minutes() -> None:
+def test_the_readme_is_read_in_minutes() -> None:
     assert len(README.splitlines()) <= MOST_LINES
 
 

@@ -44,7 +44,7 @@ def public_names(module: ModuleType) -> list[str]:
     return [name for name in names if f"{module.__name__}.{name}" not in PUBLIC]
 
 
-def untold(module: ModuleType, name: str) -> list[str]:
+def undocumented(module: ModuleType, name: str) -> list[str]:
     """The public things, methods and properties under this name that have no docstring."""
     thing: Any = getattr(module, name)
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
@@ -106,7 +106,7 @@ def test_the_index_leads_to_every_integration(module: str) -> None:
 @pytest.mark.parametrize("module", PUBLIC)
 def test_every_public_name_has_a_docstring(module: str) -> None:
     there = importlib.import_module(module)
-    assert [found for name in public_names(there) for found in untold(there, name)] == []
+    assert [found for name in public_names(there) for found in undocumented(there, name)] == []
 
 
 def test_the_reference_names_only_what_is_public() -> None:
@@ -128,7 +128,7 @@ def test_a_missing_docstring_is_found() -> None:
             """Told."""
 
     module.Silent = Silent  # type: ignore[attr-defined]
-    assert untold(module, "Silent") == ["Silent", "Silent.quiet"]
+    assert undocumented(module, "Silent") == ["Silent", "Silent.quiet"]
 
 
 def test_the_table_of_errors_is_the_tree_of_errors() -> None:

@@ -126,7 +126,7 @@ def test_nothing_raises_and_nothing_is_unbounded(status, headers, dialect):
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: ascii(value[:16]))
 @pytest.mark.parametrize("dialect", ["auto", *DIALECTS])
-def test_one_value_in_all_fields(dialect, value):
+def test_one_value_in_all_fields_gives_a_bounded_hint(dialect, value):
     headers = dict.fromkeys(NAMES, value)
     for status in STATUSES:
         assert all_are_bounded(Feedback(dialect).read(status, headers, sent_at=AT, received_at=AT))

@@ -193,7 +193,7 @@ def test_a_spent_day_refuses(world, clock):
     assert one.forecast(asked=200).first_in == 86_400.0
 
 
-def test_each_key_has_its_own(world, budget, used, clock):
+def test_each_key_has_its_own_limits(world, budget, used, clock):
     one = budget(requests="1/min", tokens="60k/min", key="{model}")
     for model in ("a", "b"):
         world.enter(one.admit(ask(model=model)))
@@ -284,8 +284,8 @@ def raising(error):
 
 CASES = {
     "refused by us": (QueueFullError, 0, 0.0),
-    "nobody there": (ConnectionRefusedError("x"), 0, 0.0),
-    "nobody there, says the client": (caused(ConnectionRefusedError("x")), 0, 0.0),
+    "no listener": (ConnectionRefusedError("x"), 0, 0.0),
+    "no listener, by the client's error": (caused(ConnectionRefusedError("x")), 0, 0.0),
     "too many": (RefusedByServer(429), 0, 1.0),
     "bad request": (RefusedByServer(400), 0, 1.0),
     "server error": (RefusedByServer(500), 700, 1.0),

@@ -27,8 +27,8 @@ CASES = {
     "half of it comes back in half the time": (openai_says(0, 100, "60s"), {"tokens": 50}, 30.0),
     "more than there ever is": (openai_says(0, 100, "60s"), {"tokens": 500}, 60.0),
     "some is left": (openai_says(50, 100, "30s"), {"tokens": 60}, 6.0),
-    "nobody says when": (openai_says(0, 100, None), {"tokens": 50}, 0.0),
-    "nobody says of how many": (openai_says(0, None, "30s"), {"tokens": 50}, 30.0),
+    "no reset": (openai_says(0, 100, None), {"tokens": 50}, 0.0),
+    "no limit": (openai_says(0, None, "30s"), {"tokens": 50}, 30.0),
     "requests alone": (openai_says(0, 100, "60s", "requests"), {"tokens": 50}, 0.0),
     "input": (anthropic_says(0), {"input-tokens": 15_000, "output-tokens": 9_000}, 30.0),
     "output": (

@@ -61,7 +61,7 @@ def test_old_calls_are_forgotten():
     assert learning.scaled("you", ESTIMATE) == ESTIMATE
 
 
-def test_it_remembers_the_keys_and_models_that_were_settled_last():
+def test_learning_keeps_the_keys_and_models_that_were_settled_last():
     learning = Learning(scales_input=True, lowers=True)
     settled = ["kept", *map(str, range(MOST_KEYS - 1)), "kept", "new", "newer"]
     for owner in settled:

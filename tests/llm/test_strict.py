@@ -121,7 +121,7 @@ def test_steady_demand_uses_95_percent_of_the_limit(size):
     assert worst_window(left) <= LIMIT
 
 
-def test_one_call_may_ask_for_the_whole_limit_and_no_more(clock):
+def test_a_call_may_take_the_whole_limit_and_no_more(clock):
     budget = LLMBudget(tokens="60k/min", clock=clock)
     with budget.admit(LIMIT):
         pass

@@ -137,7 +137,7 @@ def test_an_error_is_handed_on_and_its_cost_with_it(one, used, status, tokens, k
     assert used(one) == tokens
 
 
-def test_it_decorates_methods_and_objects(one, used):
+def test_wrap_decorates_methods_and_objects(one, used):
     class Model:
         def __init__(self):
             self.wrapped = one.wrap(self.ask)

@@ -77,15 +77,15 @@ def test_the_package_exports_the_imports_of_its_top_module(modules: dict[str, Pa
 
 
 def test_every_exported_name_is_public_and_documented_in_its_own_module(modules: dict[str, Path]) -> None:
-    hidden, untold = [], []
+    hidden, undocumented = [], []
     for node in ast.walk(parsed(modules["shapekit"])):
         if not isinstance(node, ast.ImportFrom) or node.module in ("typing", "importlib"):
             continue
         home = import_module(node.module or "")
         names = [alias.name for alias in node.names]
         hidden += [f"{node.module}.{name}" for name in names if name not in getattr(home, "__all__", ())]
-        untold += [f"{node.module}.{name}" for name in names if not getattr(home, name).__doc__]
-    assert untold == []
+        undocumented += [f"{node.module}.{name}" for name in names if not getattr(home, name).__doc__]
+    assert undocumented == []
     assert hidden == []
 
 

@@ -123,7 +123,7 @@ def test_the_line_is_redrawn_in_place_and_its_last_state_stays(form, screen, clo
     assert screen.kept == [f"{bar(5, 5)} 5/5 (100%)  in 0 s  12.5/s"]
 
 
-def test_it_is_redrawn_ten_times_a_second_at_most(form, screen, clock):
+def test_the_line_is_redrawn_at_most_ten_times_a_second(form, screen, clock):
     form.loop(range(1_000), Policy("1/s", clock=clock), lambda item: clock.advance(0.007))
     *drawn, last, ended = screen.times
     assert len(drawn) == 1 + 7_000 // 105  # every fifteenth item
@@ -133,7 +133,7 @@ def test_it_is_redrawn_ten_times_a_second_at_most(form, screen, clock):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(all_reports, min_size=1, max_size=5), st.integers(1, 120))
-def test_it_is_never_wider_than_the_terminal_and_leaves_nothing_of_the_last_line(monkeypatch, lines, columns):
+def test_the_line_is_never_wider_than_the_terminal_and_overwrites_the_last_one(monkeypatch, lines, columns):
     """However narrow: the count is the last part to go."""
     screen = Screen()
     draw_on(screen, monkeypatch)

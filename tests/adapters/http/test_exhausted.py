@@ -49,7 +49,7 @@ async def in_session(policy, do):
 
 
 @pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
-class TestHeard:
+class TestHeldKey:
     def test_httpx(self, server, policy, held, both, reply):
         library, ours = both
         server.answer = lambda _: reply
@@ -164,7 +164,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("reply", OTHERS.values(), ids=OTHERS)
-def test_other_bodies_say_nothing(server, policy, held, both, reply):
+def test_other_bodies_hold_nothing(server, policy, held, both, reply):
     assert fetched(server, reply, policy, both) == reply.body
     assert held() == 0
 

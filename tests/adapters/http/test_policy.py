@@ -43,14 +43,14 @@ def test_a_hold_holds_the_client():
         assert client.get("https://api.example.com").extensions["shapekit"].delay == 5.0
 
 
-def test_each_transport_of_a_shaped_client_has_the_same():
+def test_each_transport_of_a_shaped_client_has_the_same_policy():
     for library, shape in ((httpx, shaped_httpx.shape), (httpx2, shaped_httpx2.shape)):
         client = shape(library.Client(mounts={"http://other": library.HTTPTransport()}), rate="10/s")
         one, other = client._transport, next(iter(client._mounts.values()))
         assert one.policy is other.policy
 
 
-def test_a_copy_of_a_session_s_adapter_has_the_same():
+def test_a_copy_of_a_sessions_adapter_has_the_same_policy():
     adapter = ShapedAdapter(rate="10/s")
     session = requests.Session()
     session.mount("https://", adapter)

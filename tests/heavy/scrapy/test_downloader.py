@@ -243,7 +243,7 @@ def test_a_request_that_is_awaited_when_the_spider_closes_is_refused(crawl, left
         refused.append(True)
 
     async def close_meanwhile(engine):
-        while not engine.downloader.active:  # noqa: ASYNC110 - Scrapy tells nobody
+        while not engine.downloader.active:  # noqa: ASYNC110 - Scrapy has no event for it
             await asyncio.sleep(0)  # until it waits
         await engine.close_spider_async(reason="enough")
 

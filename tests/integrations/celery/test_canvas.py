@@ -26,13 +26,13 @@ def got(result, **options):
 
 
 class TestChain:
-    def test_each_gets_the_result_of_the_one_before(self, app, records, account):
+    def test_each_task_of_a_chain_gets_the_result_of_the_one_before(self, app, records, account):
         add = app.tasks["add"]
         steps = chain(add.s(1, 2, account=account), *(add.s(n, account=account) for n in (3, 4, 5, 6)))
         assert got(steps()) == 21
         records.paced(account, 5, "10/s")
 
-    def test_a_failure_ends_it(self, app, records, account):
+    def test_a_failure_ends_the_chain(self, app, records, account):
         failing = app.tasks["fail"].si(7, account=account)
         result = chain(failing, app.tasks["add"].si(1, account=account + "-after"))()
         with pytest.raises(ValueError, match="7"):
@@ -41,7 +41,7 @@ class TestChain:
 
 
 class TestGroup:
-    def test_all_run_once_and_their_results_are_in_order(self, app, records, account):
+    def test_all_tasks_of_a_group_run_once_and_their_results_are_in_order(self, app, records, account):
         work = group(app.tasks["add"].s(n, 100, account=account) for n in range(8))
         assert got(work()) == [100 + n for n in range(8)]
         starts = records.paced(account, 8, "10/s")
@@ -99,7 +99,7 @@ class TestRetries:
         assert runs == [[0, 1, 2], [0], [0, 1], [0], [0], [0]]
 
     @pytest.mark.parametrize("name", ["flaky", "auto"])
-    def test_they_end_at_max_retries(self, app, records, account, name):
+    def test_retries_end_at_max_retries(self, app, records, account, name):
         for _ in range(4):
             app.tasks["add"].delay(1, account=account + "-others")
         with pytest.raises(ConnectionError):

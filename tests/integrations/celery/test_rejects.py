@@ -78,7 +78,7 @@ class TestFail:
 
 
 class TestReject:
-    def test_it_goes_away_without_a_result(self, app, records, account, worker, broker):
+    def test_a_rejected_task_goes_away_without_a_result(self, app, records, account, worker, broker):
         task = app.tasks["short_reject"]
         results = [task.delay(account) for _ in range(FIT)]
         assert [outcome(result) for result in results] == ["ran"] * FIT
@@ -93,12 +93,12 @@ class TestReject:
 
 
 class TestRetry:
-    def test_all_run_in_the_end(self, app, records, account):
+    def test_all_refused_tasks_run_in_the_end(self, app, records, account):
         results = [app.tasks["short_retry"].delay(account) for _ in range(5)]
         assert [outcome(result) for result in results] == ["ran"] * 5
         records.paced(account, 5, "2/s")
 
-    def test_as_often_as_it_may(self, app, records, account):
+    def test_retries_end_at_max_retries(self, app, records, account):
         often = app.tasks["short_retry_once"]
         often.shaped.policy.shaper.hold("1h", key=account)
         assert isinstance(outcome(often.delay(account)), QueueFullError)

@@ -111,7 +111,7 @@ class TestStore:
         assert "redis://" in str(error)
 
     @pytest.mark.parametrize("place", ["shapekit_store", "broker_url", "result_backend"])
-    def test_it_may_be_a_url(self, place):
+    def test_the_store_may_be_a_url(self, place):
         task = self.bare({"name": f"by-{place}"}, **{place: shared_server().url})
         assert task() == "ran"
         assert task.shaped.policy.shaper.core.store.shared
@@ -174,7 +174,7 @@ class TestStore:
             ({}, {"broker_read_url": "redis://told"}, "told"),
         ],
     )
-    def test_it_is_the_redis_that_celery_uses(self, environment, conf, host, monkeypatch, refused):
+    def test_the_store_is_the_redis_that_celery_uses(self, environment, conf, host, monkeypatch, refused):
         for name, url in environment.items():
             monkeypatch.setenv(name, url)
         app = self.bare(**conf).app
@@ -185,7 +185,7 @@ class TestStore:
             assert store._client.connection_pool.connection_kwargs["host"] == host
 
     @pytest.mark.parametrize("place", ["shapekit_store", "broker_url", "result_backend"])
-    def test_it_may_be_behind_a_socket(self, place):
+    def test_the_store_may_be_behind_a_socket(self, place):
         url = "redis+socket:///run/redis.sock?virtual_host=5"
         with closing(store_of(self.bare(**{place: url}).app)) as store:
             options = store._client.connection_pool.connection_kwargs
@@ -205,7 +205,7 @@ class TestStore:
         assert "app.conf.shapekit_store" in error.fix
         assert "secret" not in str(error)
 
-    def test_it_may_be_a_store(self):
+    def test_the_store_may_be_an_object(self):
         with shared_server().client() as client:
             store = RedisStore(client, prefix="one")
             task = self.bare({"name": "by-store"}, shapekit_store=store)

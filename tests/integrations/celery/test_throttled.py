@@ -99,7 +99,7 @@ class TestHolding:
         assert task() == pytest.approx(SLOT_S)
 
 
-class TestHearing:
+class TestThrottled:
     @pytest.mark.parametrize("argument", [None, 429, ConnectionError("gone"), httpx.ConnectError("gone")])
     def test_an_argument_that_is_no_answer_is_refused(self, eager, argument, refused):
         task = eager.shaped(lambda self: self.shaped.throttled(argument), bind=True)
@@ -162,7 +162,7 @@ class TestAutoretry:
         assert runs == pytest.approx([0, 5 + SLOT_S, 10 + 2 * SLOT_S])
 
     @pytest.mark.parametrize("bound", [{"max_retries": 1}, {"retry_kwargs": {"max_retries": 1}}])
-    def test_as_often_as_it_may(self, declared, runs, bound):
+    def test_autoretry_ends_at_its_bound(self, declared, runs, bound):
         with pytest.raises(RateLimitedError):
             declared(autoretry_for=(RateLimitedError,), **bound).apply((9,)).get()
         assert runs == pytest.approx([0, 5 + SLOT_S])

@@ -337,7 +337,7 @@ def test_wrong_arguments_are_refused_when_the_middleware_is_made(refused):
 
 
 @pytest.mark.parametrize("package", ["aiohttp", "requests"])
-def test_without_the_package_it_says_what_to_install(package):
+def test_without_the_package_the_import_error_names_the_extra(package):
     code = f"import sys; sys.modules[{package!r}] = None; import shapekit.integrations.{package}"
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert run.returncode == 1

@@ -196,12 +196,12 @@ def test_the_wrapper_changes_nothing(both, site, scenario):
     assert outcomes[0] == outcomes[1]
 
 
-async def atold(response):
+async def adescribed(response):
     return response.status_code, await response.aread(), len(response.history)
 
 
 async def agets(library, client, site):
-    return await atold(await client.get(f"{site.url}/moved", follow_redirects=True))
+    return await adescribed(await client.get(f"{site.url}/moved", follow_redirects=True))
 
 
 async def auploads(library, client, site):
@@ -209,7 +209,7 @@ async def auploads(library, client, site):
         for _ in range(100):
             yield b"part"
 
-    return await atold(await client.put(site.url, content=parts()))
+    return await adescribed(await client.put(site.url, content=parts()))
 
 
 async def adownloads(library, client, site):
@@ -235,7 +235,7 @@ async def ais_cancelled_while_it_is_answered(library, client, site):
 
         await client.get(f"{site.url}/silent", extensions={"trace": cancel})
     site.wait_for(lambda site: len(site.arrivals) > before)
-    return scope.cancelled_caught, await atold(await client.get(site.url))
+    return scope.cancelled_caught, await adescribed(await client.get(site.url))
 
 
 AWAITED = (agets, auploads, adownloads, aloses_patience, ais_cancelled_while_it_is_answered)
@@ -306,7 +306,7 @@ class Noting:
     handle_async_request = handle_request
 
 
-def test_it_is_entered_and_closed_as_often_as_without(both):
+def test_the_inner_transport_is_entered_and_closed_as_often_as_without_the_wrapper(both):
     library, wrapper = both
 
     def notes(wrapped):

@@ -9,7 +9,7 @@ VARIABLES = {"$__rate_interval": "1m", "$policy": ".*", "$key": ".*"}
 def parsed(expression):
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
-    assert "$" not in expression, f"{expression} has a variable that nobody knows"
+    assert "$" not in expression, f"{expression} has an unknown variable"
     return promql.parse(expression)
 
 
@@ -46,4 +46,4 @@ def labels_left(tree, labels_of):
         kept = set(tree.modifier.labels) if tree.modifier else set()
         assert kept <= inner, f"{tree.prettify()}: no {kept - inner} in {inner}"
         return kept
-    raise AssertionError(f"{type(tree).__name__} in {tree.prettify()}: nobody knows what it leaves")
+    raise AssertionError(f"{type(tree).__name__} in {tree.prettify()}: its labels are unknown")

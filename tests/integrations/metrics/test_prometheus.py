@@ -136,7 +136,7 @@ def test_named_keys_are_read_before_the_first_call(clock, registry, scrape):
 # the registry
 
 
-def test_it_ends_and_leaves_nothing_behind(clock, registry, scrape):
+def test_the_instrumentation_ends_and_leaves_nothing_behind(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     for _ in range(2):
         with instrument(stripe, registry=registry):

@@ -57,7 +57,7 @@ def test_refusals_are_retried_in_every_form(after, status):
 
 
 @pytest.mark.parametrize("status", [200, 304, 400, 404, 428, 430, 500, 502, 504])
-def test_other_answers_are_not(after, status):
+def test_other_answers_are_not_retried(after, status):
     assert not any(retry_if_throttled()(after(**form)) for form in forms(status))
 
 

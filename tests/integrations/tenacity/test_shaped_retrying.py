@@ -152,7 +152,7 @@ def test_a_first_attempt_is_shaped_too(clock):
     assert upstream.instants == pytest.approx([0.0, 0.3, 0.6])
 
 
-def test_it_ends_as_the_last_attempt_did(clock, run):
+def test_retrying_ends_as_its_last_attempt(clock, run):
     policy = Policy("10/s", clock=clock)
     options = {"wait": SECOND, "stop": tenacity.stop_after_attempt(2), "reserve": 100}
     assert run(shaped_retrying(policy, **options), Upstream(clock, ILL)) is ILL
@@ -369,7 +369,7 @@ def test_another_sleep_may_be_given(clock):
     assert slept == [7.0, 1.0]
 
 
-def test_it_is_a_retrying_of_tenacity(clock):
+def test_shaped_retrying_returns_a_retrying_of_tenacity(clock):
     assert isinstance(shaped_retrying(Policy("10/s", clock=clock)), tenacity.Retrying)
 
 
