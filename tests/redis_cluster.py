@@ -46,16 +46,16 @@ class ClusterServers:
         """Start them, join them, and wait until every server knows that all is well."""
         for server in self.servers:
             server.start()
-            self._ids[server.port] = _text(self.tell(server, "CLUSTER MYID"))
+            self._ids[server.port] = _text(self.command(server, "CLUSTER MYID"))
         masters, replicas = self.servers[:SHARDS], self.servers[SHARDS:]
         for shard, server in enumerate(masters):
-            self.tell(server, "CLUSTER SET-CONFIG-EPOCH", shard + 1)
-            self.tell(server, "CLUSTER ADDSLOTS", *self.slots_of(shard))
+            self.command(server, "CLUSTER SET-CONFIG-EPOCH", shard + 1)
+            self.command(server, "CLUSTER ADDSLOTS", *self.slots_of(shard))
         for server in self.servers:
             for other in self.servers:
-                self.tell(server, "CLUSTER MEET", "127.0.0.1", other.port)
+                self.command(server, "CLUSTER MEET", "127.0.0.1", other.port)
         for master, replica in zip(masters, replicas, strict=True):
-            wait_until(lambda: self.tell(replica, "CLUSTER REPLICATE", self.id_of(master)))  # noqa: B023
+            wait_until(lambda: self.command(replica, "CLUSTER REPLICATE", self.id_of(master)))  # noqa: B023
         wait_until(self.is_well)
         self._give_up_after(PATIENT_MS)
         return self
@@ -90,7 +90,7 @@ class ClusterServers:
         seen = set(map(partial(_owner, slot), self.servers)) - {None}
         return next((server for server in self.servers if {server.port} == seen), None)
 
-    def tell(self, server: RedisServer, *words: Any) -> Any:
+    def command(self, server: RedisServer, *words: Any) -> Any:
         """The reply of one unharmed server to a command."""
         with server.client(socket_timeout=PATIENCE_S) as client:
             return client.execute_command(*words)
@@ -101,7 +101,7 @@ class ClusterServers:
 
     def _give_up_after(self, silence_ms: int) -> None:
         for server in self.servers:
-            self.tell(server, "CONFIG", "SET", "cluster-node-timeout", silence_ms)
+            self.command(server, "CONFIG", "SET", "cluster-node-timeout", silence_ms)
 
     def _sees_all(self, server: RedisServer) -> bool:
         with _client(server) as client:

@@ -30,15 +30,15 @@ def go(processes, line="go"):
         process.stdin.flush()
 
 
-def said_by(processes, patience_s):
+def outputs_of(processes, patience_s):
     """The output of each when it ends, which it does without an error."""
-    said = [process.communicate(timeout=patience_s)[0] for process in processes]
+    outputs = [process.communicate(timeout=patience_s)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
-    return said
+    return outputs
 
 
-def said_together(commands, patience_s):
+def run_together(commands, patience_s):
     """The output of each, of processes that begin together."""
     with started(commands) as processes:
         go(processes)
-        return said_by(processes, patience_s)
+        return outputs_of(processes, patience_s)

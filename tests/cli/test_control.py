@@ -92,7 +92,7 @@ def test_an_idle_key_is_held_when_all_of_its_name_are_idle(place):
     assert 299 < shaper.reserve("a").delay <= 300
 
 
-def test_an_idle_key_is_held_no_longer_because_of_a_changed_rate(place):
+def test_earlier_rates_of_a_name_do_not_lengthen_the_hold_of_an_idle_key(place):
     store, where = place
     for key, rate in (("a", "1/h burst 20"), ("b", "10/s burst 5"), ("c", "1/min burst 9")):
         shaper = Shaper(rate, name="api", store=store)

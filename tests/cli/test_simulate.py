@@ -226,7 +226,7 @@ def test_max_wait_refuses_calls_that_would_wait_longer(run):
     assert report["runs"][3]["refused"] == 200 - 4 * 11
 
 
-def test_a_run_that_refuses_most_calls_has_no_waits(run):
+def test_a_run_that_refuses_every_wait_shows_waits_of_zero(run):
     result = run("simulate", "--arrivals", "uniform:1/s", "shaper:1/h", "--max-wait", "0s", "--for", "2s")
     assert " ".join(result.stdout.splitlines()[-1].split()) == "shaper:1/h 1 1 1 0 s 0 s"
 

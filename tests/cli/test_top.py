@@ -492,7 +492,7 @@ def test_five_thousand_keys_take_few_trips_and_change_nothing(server, run):
     store.close()
 
 
-def test_a_file_is_read_while_another_process_has_the_write_lock(tmp_path):
+def test_a_file_is_read_while_a_transaction_holds_the_write_lock(tmp_path):
     where = tmp_path / "limits.db"
     store = SQLiteStore(where)
     crowded(store)

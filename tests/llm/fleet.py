@@ -18,7 +18,7 @@ import anyio
 from shapekit import LLMBudget
 
 from ..redis_server import RedisServer
-from ..together import said_together
+from ..together import run_together
 from .provider import PER_WINDOW, WINDOW_S
 
 WORKERS, THREADS = 3, 8
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 def run_fleet(script, kind, provider, seconds):
     with RedisServer() as redis:
         commands = [("-m", script, kind, provider.url, redis.url, seconds)] * WORKERS
-        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+        results = [json.loads(line) for line in run_together(commands, PATIENCE_S)]
     answered, failed, first_errors = zip(*results, strict=True)
     return Seen(sum(answered), sum(failed), min((at for at in first_errors if at is not None), default=None))
 

@@ -34,7 +34,7 @@ from shapekit.events import BudgetReached
 from shapekit.llm.prices import Price, money, prices_from, spend_from
 
 from ..redis_server import PATIENCE_S, RedisServer, shared_server
-from ..together import said_together
+from ..together import run_together
 
 PRICES = {
     "currency": "USD",
@@ -570,7 +570,7 @@ def test_three_processes_never_spend_more_than_the_limit(tmp_path, kind):
     with nullcontext() if kind == "sqlite" else RedisServer() as server:
         url = server.url if server else tmp_path / "limits.db"
         costs = Counter()
-        for line in said_together([(SPENDER, url, seed) for seed in range(3)], PATIENCE_S):
+        for line in run_together([(SPENDER, url, seed) for seed in range(3)], PATIENCE_S):
             costs.update(json.loads(line))
     assert max(costs.values()) <= UNIT // 2
     assert 0.9 * UNIT <= costs.total() <= UNIT

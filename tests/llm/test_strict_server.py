@@ -9,7 +9,7 @@ import pytest
 
 from ..loopback import LoopbackServer
 from ..redis_server import PATIENCE_S, RedisServer
-from ..together import said_together
+from ..together import run_together
 
 pytestmark = pytest.mark.long
 
@@ -65,7 +65,7 @@ class Model(LoopbackServer):
 def run_workers(redis, server, budget):
     """Lets three processes call as often as they may."""
     command = (ASKER, redis.url, server.url, json.dumps(budget), THREADS, SECONDS)
-    said_together([command] * WORKERS, SECONDS + PATIENCE_S)
+    run_together([command] * WORKERS, SECONDS + PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from shapekit import LLMBudget, RedisStore
 
 from ..loopback import LoopbackServer
 from ..redis_server import RedisServer
-from ..together import said_together
+from ..together import run_together
 
 pytestmark = pytest.mark.long
 
@@ -53,7 +53,7 @@ class Model(LoopbackServer):
 def run_workers(redis, server, budget, calls):
     """Lets four processes call; returns what they print of their calls."""
     command = (ASKERS, redis.url, server.url, json.dumps(budget), THREADS, calls)
-    return [call for line in said_together([command] * WORKERS, PATIENCE_S) for call in json.loads(line)]
+    return [call for line in run_together([command] * WORKERS, PATIENCE_S) for call in json.loads(line)]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from ..cli.screen import shapekit
 from ..redis_server import RedisServer
-from ..together import go, said_by, started
+from ..together import go, outputs_of, started
 from ..witness import watched
 
 PATIENCE_S = 60.0

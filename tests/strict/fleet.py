@@ -18,7 +18,7 @@ from ..benchmarks.departures import most_within, rate_reached
 from ..integrations.celery.fleet import Fleet as Workers
 from ..integrations.celery.fleet import eventually
 from ..redis_server import RedisServer, shared_server
-from ..together import go, said_by, started
+from ..together import go, outputs_of, started
 from ..witness import Stalls, watched
 from . import tasks
 from .server import PAUSE_S, Arrival, StrictServer

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ...redis_server import RedisServer
-from ...together import PIPES, go, said_by, started
+from ...together import PIPES, go, outputs_of, started
 from ...witness import NEAR_S, watched
 from .server import PATIENCE_S
 
@@ -62,7 +62,7 @@ def run(client, place):
             with watched(*[process.pid for process in (server, *workers)]) as witness:
                 go(workers)
                 log = json.loads(server.stdout.readline())
-            said_by(workers, PATIENCE_S)
+            outputs_of(workers, PATIENCE_S)
     return log, witness.stalls
 
 

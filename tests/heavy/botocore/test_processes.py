@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...redis_server import RedisServer
-from ...together import said_together
+from ...together import run_together
 from .server import Server
 
 WORKERS, PER_S, BURST, SECONDS = 3, 20, 20, 20
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
 def seen(kind):
     with Server(PER_S, BURST) as server, RedisServer() as redis:
         commands = [(WORKER, kind, server.url, redis.url, SECONDS)] * WORKERS
-        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+        results = [json.loads(line) for line in run_together(commands, PATIENCE_S)]
         statuses = server.statuses
     result = Seen(statuses.count(200), statuses.count(400), sum(failed for _, failed in results))
     print(kind, result)

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from ...redis_server import RedisServer
-from ...together import said_together
+from ...together import run_together
 from .answers import EXHAUSTED, refusing, retry_in
 from .conftest import Service
 
@@ -52,7 +52,7 @@ def seen(kind):
         running.callback(lambda: server.stop(None).wait())
         redis = running.enter_context(RedisServer())
         commands = [(WORKER, kind, target, redis.url, SECONDS)] * WORKERS
-        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+        results = [json.loads(line) for line in run_together(commands, PATIENCE_S)]
     return tuple(map(sum, zip(*results, strict=True)))
 
 

@@ -16,7 +16,7 @@ from shapekit import GCRA, Gate
 
 from ...adapters.http.server import Reply, Server
 from ...redis_server import RedisServer
-from ...together import said_together
+from ...together import run_together
 from .worker import GONE, REACTORS
 
 PER_S, SECONDS = 20, 6
@@ -57,7 +57,7 @@ def seen(kind, answer, enough, **shaping):
         if kind == "shapekit":
             settings["SHAPEKIT"] = {"rate": f"{PER_S}/s", "name": "crawl", "store": redis.url, **shaping}
         commands = [(WORKER, reactor, server.url, json.dumps(settings)) for reactor in REACTORS]
-        results = [json.loads(line) for line in said_together(commands, PATIENCE_S)]
+        results = [json.loads(line) for line in run_together(commands, PATIENCE_S)]
     slots, stood_still = zip(*results, strict=True)
     log = [(at, status) for at, status in server.log if status != GONE]
     return Seen(log, list(chain.from_iterable(slots)), list(stood_still))

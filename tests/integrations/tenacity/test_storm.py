@@ -10,7 +10,7 @@ import pytest
 from shapekit import Policy
 
 from ...adapters.http.server import PATIENCE_S, Reply, Server
-from ...together import go, said_by, started
+from ...together import go, outputs_of, started
 from ...witness import watched
 from . import hammer
 
@@ -67,5 +67,5 @@ def test_two_processes(server, tmp_path):
     command = (Path(hammer.__file__), tmp_path / "limits.db", server.url, f"{RATE}/s", 4)
     with started([command] * 2) as workers, watched(os.getpid()) as witness:
         go(workers)
-        said_by(workers, PATIENCE_S)
+        outputs_of(workers, PATIENCE_S)
     check(server, 8, witness.stalls)

@@ -26,11 +26,11 @@ class Move:
         self._set(self.source, "MIGRATING", self._servers.id_of(self.target))
 
     def carry(self, key):
-        reply = self._servers.tell(self.source, "MIGRATE", "127.0.0.1", self.target.port, key, 0, 5_000)
+        reply = self._servers.command(self.source, "MIGRATE", "127.0.0.1", self.target.port, key, 0, 5_000)
         assert reply in (b"OK", b"NOKEY")
 
     def carry_all(self):
-        while keys := self._servers.tell(self.source, "CLUSTER GETKEYSINSLOT", self._slot, 100):
+        while keys := self._servers.command(self.source, "CLUSTER GETKEYSINSLOT", self._slot, 100):
             for key in keys:
                 self.carry(key)
 
@@ -46,7 +46,7 @@ class Move:
         self.end()
 
     def _set(self, server, what, node):
-        self._servers.tell(server, "CLUSTER SETSLOT", self._slot, what, node)
+        self._servers.command(server, "CLUSTER SETSLOT", self._slot, what, node)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_key_keeps_its_limit_while_its_slot_moves(store, client, servers, name
     move.end()
     assert gate.check(key), "where it says MOVED"
     assert [bool(gate.check(key)), bool(gate.check(key))] == [True, False]
-    assert servers.tell(move.target, "EXISTS", place) == 1
+    assert servers.command(move.target, "EXISTS", place) == 1
 
 
 @pytest.mark.anyio
