@@ -1,4 +1,4 @@
-"""What a whole call costs: admitted, made, and given back, with permits and with tokens."""
+"""The cost of a whole call: admitted, made, and given back, with permits and with tokens."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 def is_ours(code: CodeType) -> bool:
-    """Whether it is of shapekit."""
+    """Whether the code belongs to shapekit."""
     known = _known.get(code)
     if known is None:
         known = _known[code] = code.co_filename.startswith(_OURS)
@@ -47,7 +47,7 @@ class Traced:
 
     @property
     def work(self) -> Work:
-        """What was counted."""
+        """The counts."""
         return Work(self._bytecodes, self._calls)
 
     def __enter__(self) -> Self:

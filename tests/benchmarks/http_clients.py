@@ -87,7 +87,7 @@ class Pairs:
 
 
 def sync_pairs(bare: Callable[[], Any], shaped: Callable[[], Any], effort: Effort) -> Rounds:
-    """What two calls took."""
+    """The rounds of two calls."""
     both = Pairs(bare, shaped, effort)
     for call, note in both.turns():
         start = time.perf_counter()

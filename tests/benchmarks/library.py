@@ -57,7 +57,7 @@ def libraries() -> Iterator[Library]:
 
 
 def offering(offer: str) -> tuple[list[tuple[Library, ModuleType]], list[Line]]:
-    """Those that offer something, with their modules, and the lines of those that do not."""
+    """The libraries that offer something, with their modules, and the lines of those that do not."""
     able, unable = [], []
     for library in libraries():
         if library.module is None or library.reason(offer):

@@ -27,7 +27,7 @@ from .subjects import FAR, Floor, gates
 from .wire import Wire
 
 Figures: TypeAlias = dict[str, int]
-"""Of one path, by what was counted."""
+"""The figures of one path, by kind."""
 
 AT_ONCE = f"{FAR}/s burst 1000"
 KEYS = 1_000
@@ -151,7 +151,7 @@ def _work(work: Work) -> Figures:
 
 
 def _sent(call: Callable[[], Any], wire: Wire, client: Any) -> Figures:
-    """Of one call: its trips, the bytes each way, and the commands that the server ran, its script's too."""
+    """The traffic of one call: its trips, the bytes each way, and the commands that the server ran."""
     client.config_resetstat()
     before = wire.traffic
     for _ in range(CALLS):
@@ -197,7 +197,7 @@ def scripts() -> Iterator[tuple[str, Figures]]:
 
 
 def memory() -> Iterator[tuple[str, Figures]]:
-    """What a key keeps of this process's memory, its text apart."""
+    """The memory of this process that a key occupies, without its text."""
     texts = [f"key{number}" for number in range(KEYS)]
     for name, call in {
         "Gate(GCRA)": Gate(GCRA("1000/h"), store=MemoryStore()).check,

@@ -96,5 +96,5 @@ def steps(course: Course) -> Figure:
 
 
 def label(column: Column) -> str:
-    """What the axis counts."""
+    """The label of the axis."""
     return f"{column.name} ({column.unit})" if column.unit else column.name

@@ -17,7 +17,7 @@ CLIENTS = {
     "@shaped": "@shaped",
     "Celery": "Celery",
 }
-"""What a row calls each."""
+"""The name of each in a row."""
 RATES = ((49, 50), (98, 100))
 CASES = {"": "A cold start", "stopped": "One of three processes is stopped for 300 ms of every 2 s"}
 METHOD = f"""

@@ -65,7 +65,7 @@ class Table:
     drawn: str = ""
 
     def line(self, library: str, name: str) -> Line:
-        """The one of that name."""
+        """The line of that name."""
         return next(line for line in self.lines if (line.library, line.name) == (library, name))
 
     def ratio(self, line: Line, column: str) -> float | None:
@@ -116,12 +116,12 @@ class Group:
 
 
 def to_json(groups: list[Group]) -> list[dict[str, Any]]:
-    """As JSON has it."""
+    """The groups in their JSON form."""
     return [asdict(group) for group in groups]
 
 
 def from_json(read: list[dict[str, Any]]) -> list[Group]:
-    """What `to_json` wrote."""
+    """The groups that `to_json` wrote."""
     return [
         Group(
             group["name"],

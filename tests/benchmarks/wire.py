@@ -16,7 +16,7 @@ class Traffic(NamedTuple):
     received: int = 0
 
     def since(self, before: Traffic) -> Traffic:
-        """What came after."""
+        """The traffic after that moment."""
         return Traffic(*(now - then for now, then in zip(self, before, strict=True)))
 
 

@@ -30,7 +30,7 @@ def test_the_first_lines_show_common_uses_in_at_most_eight_lines(what: str) -> N
 
 
 def colours(style: str) -> dict[str, str]:
-    """What fills each class."""
+    """The fill of each class."""
     return dict(re.findall(r"\.(\w+)\{fill:(#\w{6})\}", style))
 
 

@@ -221,7 +221,7 @@ def test_a_refusal_that_is_raised_later_is_not_reported_again(policy, recorded):
 
 
 def test_a_slot_that_is_waited_for_later(world, policy, recorded):
-    """As Celery tasks do that have missed their slot."""
+    """Celery tasks that have missed their slot leave like this."""
     for delay in (0.0, 0.1):
         reservation = world.do(policy.shaper.reserve, "alice")
         world.flow(policy.shaper.core.leave, reservation)

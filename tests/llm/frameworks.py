@@ -1,4 +1,4 @@
-"""What the tests of frameworks share: a budget, both forms of their models, and ways to leave a call."""
+"""Helpers of the tests of frameworks: a budget, both forms of their models, and ways to leave a call."""
 
 import asyncio
 from contextlib import aclosing, closing, suppress

@@ -114,7 +114,7 @@ class Stream:
 
 
 def read(stream, fate):
-    """What a caller does with a stream."""
+    """The ways in which a caller uses a stream."""
     try:
         if fate in ("closed", "dropped"):
             next(stream)

@@ -120,7 +120,7 @@ def mutants(module):
 
 
 def annotated(source):
-    """Where annotations begin and end."""
+    """The ranges of annotations."""
     for node in ast.walk(ast.parse(source)):
         for field in ("annotation", "returns"):
             note = getattr(node, field, None)

@@ -36,7 +36,7 @@ class Session:
 
 
 class Nox(ModuleType):
-    """As much of nox as the noxfile uses: developing does not need it."""
+    """As much of nox as the noxfile uses: nox itself is no requirement for development."""
 
     Session = Session
 

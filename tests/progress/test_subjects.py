@@ -64,7 +64,7 @@ def test_an_object_with_a_policy(each, clock):
 
     for _ in progress(range(3), Client()):
         with Client.policy.admit():
-            """As a client would."""
+            """A call of the client."""
     assert ends(each) == [0.2, 0.2, 0.1, 0.0, 0.0]
 
 

@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(params=["sqlite", "redis"])
 def place(request, tmp_path):
-    """Where the workers' store is."""
+    """The URL or path of the workers' store."""
     if request.param == "sqlite":
         yield str(tmp_path / "limits.db")
         return

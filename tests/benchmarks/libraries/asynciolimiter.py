@@ -21,7 +21,7 @@ CANNOT = {
 
 
 def decisions() -> list[Subject]:
-    """Of its limiters the one that can have a burst: the others let one call go in each slot of the loop."""
+    """Its only limiter that can have a burst: the others let one call go in each slot of the loop."""
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:

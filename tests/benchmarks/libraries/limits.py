@@ -41,7 +41,7 @@ def _limiter(module: Any, kind: str) -> Any:
 
 
 def _hits(module: Any, storage: Any, limit: int, seconds: int) -> dict[str, Callable[[str], Any]]:
-    """Of each strategy; all of them would write the same keys, were it not for the namespace."""
+    """`hit` of each strategy. Without the namespace, all of them would write the same keys."""
     return {
         kind: partial(
             _limiter(module, kind)(storage).hit, RateLimitItemPerSecond(limit, seconds, namespace=kind)

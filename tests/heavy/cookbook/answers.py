@@ -1,4 +1,4 @@
-"""What the servers of the SDKs answer, by the end of the path."""
+"""The answers of the SDKs' servers, by the end of the path."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ async def stripe_aiohttp(page):
 
 @pytest.fixture
 def left(shapekit_time):
-    """When requests have left."""
+    """The instants at which requests have left."""
     return []
 
 
@@ -158,7 +158,7 @@ def server(left, shapekit_time):
 
 
 REPEATING = ("cohere", "groq", "langchain", "openai_agents")
-"""Those that send a call again after a 429."""
+"""The SDKs that send a call again after a 429."""
 
 
 @pytest.fixture

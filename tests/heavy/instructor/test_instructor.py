@@ -34,7 +34,7 @@ REFUSAL = Reply(429, {**HEADERS, "Retry-After": "7"}, b'{"message": "slow down"}
 
 @pytest.fixture
 def left():
-    """When requests have left."""
+    """The instants at which requests have left."""
     return []
 
 

@@ -15,7 +15,7 @@ from .server import TOTAL
 from .test_calls import MODEL, used
 
 INPUT, WORD = 8, 1
-"""What shapekit counts of the question, and LiteLLM of the answer: "abc" is one token."""
+"""The tokens that shapekit counts in the question, and LiteLLM in the answer: "abc" is one token."""
 USAGE = {"include_usage": True}
 
 

@@ -8,7 +8,7 @@ import redis
 
 
 def url():
-    """Where that Redis is."""
+    """The URL of that Redis."""
     return os.environ.get("QUEUES_REDIS", "redis://localhost")
 
 

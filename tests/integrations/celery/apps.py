@@ -23,7 +23,7 @@ KEYED = {"rate": "10/s", "key": "{account}"}
 
 
 def spelled(body):
-    """What a serializer that can more than the default one has written."""
+    """Decode what a serializer writes that supports more types than the default one."""
     return ast.literal_eval(body if isinstance(body, str) else body.decode())
 
 

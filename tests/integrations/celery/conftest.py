@@ -1,4 +1,4 @@
-"""What the tests of Celery share: a broker for each module, and real workers on it."""
+"""Fixtures of the tests of Celery: a broker for each module, and real workers on it."""
 
 import uuid
 from contextlib import closing

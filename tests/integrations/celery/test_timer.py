@@ -1,4 +1,4 @@
-"""When a worker wakes for its messages."""
+"""The timer that wakes a worker for its messages."""
 
 import threading
 from functools import partial
