@@ -65,7 +65,7 @@ class Fleet:
     def left(self):
         """The calls that have left, in order."""
         departures = []
-        for output in said_by(self.workers, PATIENCE_S):
+        for output in outputs_of(self.workers, PATIENCE_S):
             for line in output.splitlines():
                 number, at = line.split()
                 departures.append(Left(int(number), float(at)))

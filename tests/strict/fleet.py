@@ -128,7 +128,7 @@ def in_processes(plan: Plan, server: StrictServer) -> tuple[list[list[float]], S
         go(workers, until)
         if plan.stall == "stopped":
             stop(workers[0].pid, lambda: time.monotonic() > until - EVERY_S)
-        outputs = said_by(workers, plan.seconds + PATIENCE_S)
+        outputs = outputs_of(workers, plan.seconds + PATIENCE_S)
     return [json.loads(output)["left"] for output in outputs], witness.stalls
 
 
