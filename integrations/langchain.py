@@ -117,7 +117,7 @@ class ShapedRateLimiter(BaseRateLimiter):
         except BaseException:
             _RUNS.over(begun.id)
             raise
-        begun.asked = dict  # so as not to keep the messages if the end is never reported
+        begun.request = dict  # so as not to keep the messages if the end is never reported
 
     def __repr__(self) -> str:
         return f"ShapedRateLimiter({self._limit!r})"

@@ -159,7 +159,7 @@ class ShapedCalls(CustomLogger):
     async def _is_ready(self, deployment: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
         key = _key_of(deployment["litellm_params"] | {"model_info": deployment.get("model_info")})
         try:
-            outlook = await self.budget.aforecast(asked=arguments, key=key)
+            outlook = await self.budget.aforecast(request=arguments, key=key)
         except errors.CostExceedsLimitError:
             return False
         except errors.StoreUnavailableError:

@@ -74,9 +74,9 @@ class ShapedRateLimiter(BaseRateLimiter):
             await admit(driver, self._limit, num_tokens or None)
         elif begun.is_waited_for:
             await begun.admit(driver)
-            if not isinstance(begun.asked, _Batches):
+            if not isinstance(begun.request, _Batches):
                 begun.is_waited_for = False
-                begun.asked = dict  # so as not to keep the messages if the end is never reported
+                begun.request = dict  # so as not to keep the messages if the end is never reported
 
     def _begin(
         self, span_id: str, parent_id: str | None, instance: Any, arguments: Mapping[str, Any]
@@ -107,7 +107,7 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
         limiter = getattr(instance, "rate_limiter", None)
         if isinstance(limiter, ShapedRateLimiter):
             limiter._begin(id_, parent_span_id, instance, bound_args.arguments)  # noqa: SLF001
-        elif (parent := _RUNS.known(parent_span_id)) is not None and isinstance(parent.asked, _Batches):
+        elif (parent := _RUNS.known(parent_span_id)) is not None and isinstance(parent.request, _Batches):
             # With `num_workers`, each batch is embedded in its own span.
             _RUNS.begin(parent, id_)
 
@@ -132,8 +132,8 @@ class _Events(event_handlers.BaseEventHandler):
 
     def handle(self, event: Any, **_: Any) -> None:
         if isinstance(event, llm.LLMChatStartEvent | llm.LLMCompletionStartEvent):
-            if (begun := _RUNS.known(event.span_id)) is not None and isinstance(begun.asked, _Question):
-                begun.asked.event = event
+            if (begun := _RUNS.known(event.span_id)) is not None and isinstance(begun.request, _Question):
+                begun.request.event = event
         elif isinstance(event, llm.LLMChatInProgressEvent | llm.LLMCompletionInProgressEvent):
             if (known := _RUNS.known(event.span_id)) is not None:
                 # The server's own message has more than the text, but not every model passes it on.

@@ -184,7 +184,7 @@ class LimitChanged(_Event):
     """The limit that applied before."""
     by: str
     """Who made the change; empty if a change has ended."""
-    why: str
+    reason: str
 
 
 class Settled(_Event):

@@ -266,7 +266,7 @@ class Policy:
         - `burst`, `concurrency`, `headroom`: as for the policy.
         - `quota`: other limits for quotas, such as `"2_000_000/month"`. Used units stay used.
         - `state`: `off` for no limit at all, `held` to let no call leave until the override ends.
-        - `reason`: why, shown with the override.
+        - `reason`: in words, shown with the override.
         - `until`: a `datetime`, or epoch seconds.
         """
         return run(self._configure, rate, change)

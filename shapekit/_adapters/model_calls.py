@@ -18,7 +18,7 @@ from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.call import log_errors, settle, settle_seen
-from shapekit.llm.usage import Asked, StreamUsage, usage_of
+from shapekit.llm.usage import ModelRequest, StreamUsage, usage_of
 from shapekit.policy import Admission, Policy
 
 T = TypeVar("T")
@@ -32,12 +32,12 @@ _MOST_OPEN = 10_000
 class ModelRun:
     """A model call, from its first hook to its last."""
 
-    __slots__ = ("_driver", "_stream_usage", "asked", "calls", "id", "is_waited_for", "limit", "used")
+    __slots__ = ("_driver", "_stream_usage", "calls", "id", "is_waited_for", "limit", "request", "used")
 
-    def __init__(self, run_id: Hashable, limit: Limit, asked: Callable[[], Asked | None]) -> None:
+    def __init__(self, run_id: Hashable, limit: Limit, request: Callable[[], ModelRequest | None]) -> None:
         self.id = run_id
         self.limit = limit
-        self.asked = asked
+        self.request = request
         """Returns the model's input, for the estimate."""
         self.is_waited_for = True
         """Whether the run may still admit a call."""
@@ -59,7 +59,7 @@ class ModelRun:
     async def admit(self, driver: Driver, **waits: Any) -> None:
         """Wait until a call of the run may leave."""
         try:
-            call = await admit(driver, self.limit, self.asked(), **waits)
+            call = await admit(driver, self.limit, self.request(), **waits)
         except BaseException:
             self.calls.clear()  # the run ends in this error, which is not that of an earlier call
             raise
@@ -110,9 +110,11 @@ class Runs:
         return run
 
 
-async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any) -> Admission | LLMCall:
+async def admit(
+    driver: Driver, limit: Limit, request: ModelRequest | None, **waits: Any
+) -> Admission | LLMCall:
     """Wait until a call may leave."""
-    call = limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(asked, **waits)
+    call = limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(request, **waits)
     await driver.ask(Twin(call.__enter__, call.__aenter__))
     return call
 
@@ -146,12 +148,12 @@ def embedded(texts: str | list[str]) -> dict[str, Any]:
 async def through(
     driver: Driver,
     limit: Limit,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     made: Twin[T],
     answers: Callable[[T], Iterable[Any]] = lambda _: (),
 ) -> T:
     """Make a call when it may leave, and settle it by the usage in its result."""
-    call = await admit(driver, limit, asked)
+    call = await admit(driver, limit, request)
     try:
         result = await driver.ask(made)
     except BaseException as error:

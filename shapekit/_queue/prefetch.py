@@ -25,7 +25,7 @@ from shapekit._queue.waiter import KeyState
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, Twin, own_copy, run
 from shapekit.algorithms.queue.queue import LEAST_GRACE_US, LeakyQueue
-from shapekit.algorithms.queue.slots import Asked, Grant, followed
+from shapekit.algorithms.queue.slots import Grant, Request, followed
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
 from shapekit.clock import StoreClock
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
@@ -417,10 +417,10 @@ _NAP_S = 60.0
 class _Call:
     """A call that waits for its answer."""
 
-    __slots__ = ("alarm", "asked", "error", "granted", "is_gone")
+    __slots__ = ("alarm", "error", "granted", "is_gone", "request")
 
-    def __init__(self, asked: Asked, alarm: Any) -> None:
-        self.asked = asked
+    def __init__(self, request: Request, alarm: Any) -> None:
+        self.request = request
         self.alarm = alarm
         self.granted: Grant | None = None
         self.error: Exception | None = None
@@ -485,15 +485,15 @@ class Prefetch:
     @property
     def grant(self) -> Twin[Any]:
         """Takes a slot, in place of the store's `reserve`."""
-        return Twin(lambda key, asked: run(self._ask, key, asked), partial(self._ask, TASKS))
+        return Twin(lambda key, request: run(self._ask, key, request), partial(self._ask, TASKS))
 
-    async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
+    async def _ask(self, driver: Driver, key: str, request: Request) -> Grant:
         """A slot, or a refusal."""
         if process.is_inside(self._lock):
             # A finalizer or a signal handler interrupts this thread while it changes a buffer.
-            return await driver.ask(self._reserve, key, asked)
+            return await driver.ask(self._reserve, key, request)
         await driver.stop_if_cancelled()  # a slot from the buffer is taken without awaiting
-        call = self._taken(key, asked, driver.alarm)
+        call = self._taken(key, request, driver.alarm)
         if not isinstance(call, _Call):
             return call
         try:
@@ -503,9 +503,9 @@ class Prefetch:
             raise
         return call.answered()
 
-    def _taken(self, key: str, asked: Asked, alarm: Callable[[], Any]) -> Grant | _Call:
+    def _taken(self, key: str, request: Request, alarm: Callable[[], Any]) -> Grant | _Call:
         """A slot from the buffer, or else a call to wait for."""
-        cost, bound_us, _ = asked
+        cost, bound_us, _ = request
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailableError(f"{self._what} was closed")
@@ -515,7 +515,7 @@ class Prefetch:
                 entry.buffer.come(now)
             if not entry.calls and (granted := entry.buffer.take(now, cost, bound_us)) is not None:
                 return granted
-            call = _Call(asked, alarm())
+            call = _Call(request, alarm())
             entry.calls.append(call)
             self._wake_fetcher(key, entry)
             return call
@@ -613,7 +613,7 @@ class Prefetch:
         while entry.calls:
             call = entry.calls[0]
             if not call.is_gone:
-                cost, bound_us, _ = call.asked
+                cost, bound_us, _ = call.request
                 granted = entry.buffer.take(now, cost, bound_us)
                 if granted is None:
                     return
@@ -675,7 +675,7 @@ class Prefetch:
             with self._trips:
                 if isinstance(todo, Refill):
                     further = (todo.further, todo.span_us, process.fresh_id())
-                    key_state, granted = self._reserve_many(key, [call.asked for call in calls], further)
+                    key_state, granted = self._reserve_many(key, [call.request for call in calls], further)
                 elif isinstance(todo, GiveBack):
                     self._give_back(key, todo.grants)
                     return
@@ -684,8 +684,8 @@ class Prefetch:
         except CostExceedsLimitError as error:
             # An operator's limit admits less than the one in code: the other calls ask again.
             with self._lock:
-                entry.calls[:0] = [call for call in calls if call.asked[0] <= error.limit]
-                _fail([call for call in calls if call.asked[0] > error.limit], error)
+                entry.calls[:0] = [call for call in calls if call.request[0] <= error.limit]
+                _fail([call for call in calls if call.request[0] > error.limit], error)
             return
         except Exception as error:
             with self._lock:

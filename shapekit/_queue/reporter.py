@@ -338,9 +338,9 @@ class Reporter:
 
         for key, (old, new) in difference(before, after).items():
             limit, known = (one.words if one else "" for one in (new, old))
-            by, why = (new.by, new.why) if new else ("", "")
+            by, reason = (new.by, new.reason) if new else ("", "")
             if self.listeners:
-                self.listeners.tell(LimitChanged(self._name, key, limit, known, by, why))
+                self.listeners.tell(LimitChanged(self._name, key, limit, known, by, reason))
             if log := _log(SHAPER_LOG, _INFO):
                 of_key = "" if key is None else f", key {key!r}"
                 change = f"{limit}, set by {by}" if limit else "as in the code again"

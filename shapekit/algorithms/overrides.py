@@ -23,7 +23,7 @@ from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.periods import cadence_of
 from shapekit.algorithms.queue.adaptive import Adaptive, AdaptiveQueue, share_of
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue, paced_of
-from shapekit.algorithms.queue.slots import Asked, Grant, Granted
+from shapekit.algorithms.queue.slots import Grant, Granted, Request
 from shapekit.algorithms.queue.wire import UNKNOWN
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
@@ -63,8 +63,8 @@ class Override(NamedTuple):
     """`"on"`; `"off"`: no limit applies; `"held"`: no call leaves."""
     by: str = ""
     """Who set it."""
-    why: str = ""
-    """Why, in words."""
+    reason: str = ""
+    """Why it was set, in words."""
     set_at: float = 0.0
     """When it was set, in epoch seconds."""
     until: float | None = None
@@ -89,7 +89,7 @@ class Override(NamedTuple):
 
     def checked(self) -> Self:
         """Return this override if its limits are valid; else raise the ConfigError of a constructor."""
-        for field in ("key", "by", "why", "rate", "quota"):
+        for field in ("key", "by", "reason", "rate", "quota"):
             text = getattr(self, field)
             if text is not None and (not isinstance(text, str) or len(text) > _LONGEST):
                 raise ConfigError(field, text, f"is not text of up to {_LONGEST} letters", "pass a str")
@@ -142,8 +142,6 @@ def override_of(rate: str | None, change: Change, by: str, now_us: int) -> Overr
             fields["until"] = until.timestamp()
         except (OverflowError, ValueError, OSError):  # in its zone, it is beyond every calendar
             raise _no_instant("until", until) from None
-    if "reason" in fields:
-        fields["why"] = fields.pop("reason")
     return Override(rate=rate, by=by, set_at=now_us / SECOND_US, **fields).checked()
 
 
@@ -398,10 +396,10 @@ class _Overridden(LeakyQueue):
     __slots__ = ()
     is_set: ClassVar[bool] = True
 
-    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> Stepped[Any, Granted]:
+    def reserve(self, state: Any, now: int, request: Request, skew: int = 0) -> Stepped[Any, Granted]:
         """`reserve` of any queue; its answer names this one."""
-        before = self._held(state, now, asked[2]) if self.is_held else state
-        after, granted, life, is_taken = super().reserve(before, now, asked, skew)
+        before = self._held(state, now, request[2]) if self.is_held else state
+        after, granted, life, is_taken = super().reserve(before, now, request, skew)
         return after if is_taken else state, Grant(*granted)._replace(queue=self), life, is_taken
 
     def follow(self, state: Any, now: int, skew: int = 0) -> Stepped[Any, tuple[Any, ...]]:

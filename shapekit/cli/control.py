@@ -61,7 +61,7 @@ _BEGINNING = 32
 """How many of its first letters a long key keeps at least if it is stored shortened."""
 _EVERY = ":*"
 """After a name: all of its keys."""
-_FIELDS = (*LIMITS, "state", "why", "until")
+_FIELDS = (*LIMITS, "state", "reason", "until")
 _KEYS = "keys"
 """The sub-table of a policy that holds the tables for its keys."""
 
@@ -201,7 +201,7 @@ def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
 @click.option("--off", is_flag=True, help="No limit at all.")
 @click.option("--hold", is_flag=True, help="No call leaves until this is changed.")
 @click.option("--for", "length", metavar="TIME", help="For how long: 30, 5m, 2h. Default: until it is unset.")
-@click.option("--why", default="", metavar="TEXT", help="The reason, shown by `settings`.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, shown by `settings`.")
 @click.option("--by", metavar="NAME", help="Who sets it. Default: USER@HOST.")
 @store_option
 @json_option
@@ -212,7 +212,7 @@ def set_(
     off: bool,
     hold: bool,
     length: str | None,
-    why: str,
+    reason: str,
     by: str | None,
     store: str | None,
     as_json: bool,
@@ -224,7 +224,7 @@ def set_(
     and waiting calls move. Limits that are not given return to those in the code, even if they were set.
 
     \b
-    shapekit set stripe 20/s --for 2h --why "sale"
+    shapekit set stripe 20/s --for 2h --reason "sale"
     shapekit set stripe 50/s --key "gold-*"
     shapekit set stripe --hold
     """
@@ -238,7 +238,7 @@ def set_(
         now = opened.wall_us()
         until = None if length is None else (now + length_us(length)) / SECOND_US
         state = "off" if off else "held" if hold else "on"
-        change: Change = {"key": key, "state": state, "reason": why, "until": until, **limits}  # type: ignore[typeddict-item]
+        change: Change = {"key": key, "state": state, "reason": reason, "until": until, **limits}  # type: ignore[typeddict-item]
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
         before, _ = run(changed, opened, policy, placed(override))
@@ -294,9 +294,9 @@ def settings(policy: str | None, store: str | None, as_json: bool) -> None:
     else:
         console().print(
             table(
-                ("policy", "key", "limits", "by", "since", "until", "why"),
+                ("policy", "key", "limits", "by", "since", "until", "reason"),
                 [
-                    (name, one.key or "", one.words, one.by, _at(one.set_at), _at(one.until), one.why)
+                    (name, one.key or "", one.words, one.by, _at(one.set_at), _at(one.until), one.reason)
                     for name, one in rows
                 ],
             )
@@ -312,7 +312,7 @@ def settings(policy: str | None, store: str | None, as_json: bool) -> None:
 def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: bool) -> None:
     """Set what FILE.toml says, and show what that changes.
 
-    A table [stripe] has the fields rate, burst, quota, concurrency, headroom, state, why and until; fields
+    A table [stripe] has the fields rate, burst, quota, concurrency, headroom, state, reason and until; fields
     that it leaves out stay as in the code. A table [stripe.keys."gold-*"] has them for keys. For each policy
     in the file, one step sets what the file has and removes what it no longer has, and what has ended by its
     `until`. Other policies stay.
@@ -363,7 +363,9 @@ def _words_of(old: Override | None, new: Override | None) -> tuple[str | None, s
     """The limits before and after, with their end and reason if nothing else changes."""
     if old is None or new is None or old.words != new.words:
         return old and old.words, new and new.words
-    before, after = (f"{one.words}{_ends(one)}{f', why {one.why}' if one.why else ''}" for one in (old, new))
+    before, after = (
+        f"{one.words}{_ends(one)}{f', reason {one.reason}' if one.reason else ''}" for one in (old, new)
+    )
     return before, after
 
 
@@ -527,9 +529,9 @@ def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Itera
         for field in entry:
             if field not in _FIELDS:
                 raise CommandError(f"{where} {field} is unknown; use some of {', '.join(_FIELDS)}")
-        change = {field: value for field, value in entry.items() if field not in ("rate", "why")}
+        change = {field: value for field, value in entry.items() if field != "rate"}
         try:
-            full_change: Any = {**change, "key": key, "reason": entry.get("why", "")}
+            full_change: Any = {**change, "key": key}
             override = override_of(entry.get("rate"), full_change, by, now_us)
         except ConfigError as error:
             raise error.within(where) from None

@@ -24,7 +24,7 @@ from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate, text_of
 from shapekit.llm.call import Books, BudgetLimit, Learn, Line, LLMCall
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
-from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, Learning, TokenUsage, counter, estimated
+from shapekit.llm.usage import CountSpec, EstimateSpec, Learning, ModelRequest, TokenUsage, counter, estimated
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy
 from shapekit.rate import (
@@ -196,7 +196,7 @@ class LLMBudget:
         )
         self._estimate: TokenUsage | Callable[..., Any] | None = None
         if estimate is not None:
-            self._estimate = estimate if callable(estimate) else self._books.told("estimate", estimate)
+            self._estimate = estimate if callable(estimate) else self._books.usage_from("estimate", estimate)
         gates_of_all = [
             gate for budget_limit in budget_limits for gate in budget_limit.policy.shaper.core.queue.gates
         ]
@@ -209,7 +209,7 @@ class LLMBudget:
 
     def admit(
         self,
-        asked: Asked | None = None,
+        request: ModelRequest | None = None,
         *,
         key: str | None = None,
         model: str | None = None,
@@ -218,17 +218,17 @@ class LLMBudget:
     ) -> LLMCall:
         """A context manager that waits until the call may leave, and yields its `LLMCall`.
 
-        `asked` is how many tokens to reserve, or the arguments of the call as a dict. `model` names the model
-        whose price applies, if the dict does not.
+        `request` is how many tokens to reserve, or the arguments of the call as a dict. `model` names the
+        model whose price applies, if the dict does not.
         """
         waits = self._max_wait if max_wait is AS_CONFIGURED else max_wait, timeout
-        given = asked if isinstance(asked, Mapping) else None
-        call_key, reserved, price, learn_from = self._estimated(asked, key, model)
+        given = request if isinstance(request, Mapping) else None
+        call_key, reserved, price, learn_from = self._estimated(request, key, model)
         return LLMCall(self._books, call_key, reserved, waits, given, price, learn_from)
 
     def aadmit(
         self,
-        asked: Asked | None = None,
+        request: ModelRequest | None = None,
         *,
         key: str | None = None,
         model: str | None = None,
@@ -236,7 +236,7 @@ class LLMBudget:
         timeout: Duration | None = None,
     ) -> LLMCall:
         """`admit`, for `async with`."""
-        return self.admit(asked, key=key, model=model, max_wait=max_wait, timeout=timeout)
+        return self.admit(request, key=key, model=model, max_wait=max_wait, timeout=timeout)
 
     def wrap(self, function: F) -> F:
         """Wrap a function: its calls wait for their limits, and are settled by the usage in their answers.
@@ -257,21 +257,31 @@ class LLMBudget:
         return made
 
     def forecast(
-        self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None, model: str | None = None
+        self,
+        calls: int = 1,
+        request: ModelRequest | None = None,
+        *,
+        key: str | None = None,
+        model: str | None = None,
     ) -> Outlook:
         """When `calls` more such calls will have left, if they came now and no other calls did."""
-        return run(self._forecast, calls, asked, key, model)
+        return run(self._forecast, calls, request, key, model)
 
     async def aforecast(
-        self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None, model: str | None = None
+        self,
+        calls: int = 1,
+        request: ModelRequest | None = None,
+        *,
+        key: str | None = None,
+        model: str | None = None,
     ) -> Outlook:
         """`forecast`, awaitable."""
-        return await self._forecast(TASKS, calls, asked, key, model)
+        return await self._forecast(TASKS, calls, request, key, model)
 
     async def _forecast(
-        self, driver: Driver, calls: int, asked: Asked | None, key: str | None, model: str | None
+        self, driver: Driver, calls: int, request: ModelRequest | None, key: str | None, model: str | None
     ) -> Outlook:
-        call_key, reserved, price, _ = self._estimated(asked, key, model)
+        call_key, reserved, price, _ = self._estimated(request, key, model)
         charges = await self._books.charges(driver, reserved, price, call_key)
         outlooks = [await charge.core.forecast(driver, calls, charge.key, charge.cost) for charge in charges]
         return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
@@ -339,31 +349,31 @@ class LLMBudget:
         return Policy(**limits, name=f"{self.name}.{family}", store=self._store, feedback=self._feedback)
 
     def _estimated(
-        self, asked: Asked | None, key: str | None, model: str | None
+        self, request: ModelRequest | None, key: str | None, model: str | None
     ) -> tuple[str, TokenUsage, Price | None, Learn]:
         """The key of a call, what it reserves, its price, and the function that learns from its usage."""
-        call_key = self._call_key(key, asked)
-        if model is None and isinstance(asked, Mapping):
-            model = asked.get("model")
+        call_key = self._call_key(key, request)
+        if model is None and isinstance(request, Mapping):
+            model = request.get("model")
         price = None if self._prices is None else self._prices.of(model)
-        reserved, learn_from = self._reserved(asked, price, call_key, model)
+        reserved, learn_from = self._reserved(request, price, call_key, model)
         return call_key, reserved, price, learn_from
 
     def _reserved(
-        self, asked: Asked | None, price: Price | None, call_key: str, model: str | None
+        self, request: ModelRequest | None, price: Price | None, call_key: str, model: str | None
     ) -> tuple[TokenUsage, Learn]:
         """What a call reserves, and the function that learns from its usage."""
-        if asked is not None and not isinstance(asked, Mapping):
-            return self._books.told("asked", asked), None
+        if request is not None and not isinstance(request, Mapping):
+            return self._books.usage_from("request", request), None
         estimate = self._estimate
         if isinstance(estimate, TokenUsage):
             return estimate, None
-        if asked is None:
+        if request is None:
             fix = "pass a number of tokens, or the call's arguments"
-            raise ConfigError("asked", asked, "is missing, and the estimate depends on it", fix)
+            raise ConfigError("request", request, "is missing, and the estimate depends on it", fix)
         if estimate is not None:
-            return self._books.told("estimate", estimate(**asked)), None
-        usage = estimated(asked, self._count)
+            return self._books.usage_from("estimate", estimate(**request)), None
+        usage = estimated(request, self._count)
         if self._learning is None:
             return usage, None
         like = repr((call_key, model))
@@ -372,24 +382,24 @@ class LLMBudget:
         fits = self._books.fits(usage, price, call_key) and self._books.fits(learned, price, call_key)
         return learned if fits else usage, partial(self._learning.learn, like, usage)
 
-    def _call_key(self, key: str | None, asked: Asked | None = None) -> str:
-        return text_of(self._key_of(asked) if key is None else key)
+    def _call_key(self, key: str | None, request: ModelRequest | None = None) -> str:
+        return text_of(self._key_of(request) if key is None else key)
 
-    def _key_of(self, asked: Asked | None) -> str:
+    def _key_of(self, request: ModelRequest | None) -> str:
         key = self._key
         if isinstance(key, str):
             return key
-        if not isinstance(asked, Mapping):
+        if not isinstance(request, Mapping):
             fix = 'pass key="…", or the arguments'
             raise ConfigError("key", key, "depends on the values of a call, and none are given", fix)
         if isinstance(key, KeyTemplate):
-            missing = [field for field in key.fields if field not in asked]
+            missing = [field for field in key.fields if field not in request]
             if missing:
-                known = ", ".join(map(str, asked)) or "none"
+                known = ", ".join(map(str, request)) or "none"
                 fix = f"use one of: {known}"
                 raise ConfigError("key", key.text, f"names {missing[0]!r}, which the call does not have", fix)
-            return key(asked)
-        return key(**asked)
+            return key(request)
+        return key(**request)
 
     def __repr__(self) -> str:
         return f"LLMBudget({', '.join(self.policies)}, name={self.name!r})"

@@ -42,7 +42,7 @@ from shapekit.errors import (
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.prices import DIGITS, Price
-from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, told_usage, usage_of
+from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, usage_from, usage_of
 from shapekit.policy import Admission, Policy, hint_of
 from shapekit.rate import SECOND_US, Duration, max_wait_us, timeout_us
 from shapekit.shaper import Core, Reservation
@@ -515,12 +515,12 @@ class Books(NamedTuple):
         """Whether a call with this estimate can ever be admitted."""
         return all(limit.reserved(usage, price) <= limit.most(key) for limit in self.budget_limits)
 
-    def told(self, field: str, value: object) -> TokenUsage:
+    def usage_from(self, field: str, value: object) -> TokenUsage:
         """A usage, or one made from numbers of tokens.
 
         A single number is refused if input and output are counted separately.
         """
-        usage = told_usage(field, value)
+        usage = usage_from(field, value)
         if type(value) is int and any(limit.part != "total" for limit in self.budget_limits):
             fix = "pass (input, output), or the answer"
             raise ConfigError(field, value, "does not say how much of it is input", fix)
@@ -550,7 +550,7 @@ class LLMCall:
         key: str,
         reserved: TokenUsage,
         waits: Waits,
-        asked: Mapping[str, Any] | None = None,
+        request: Mapping[str, Any] | None = None,
         price: Price | None = None,
         learn_from: Learn = None,
     ) -> None:
@@ -560,7 +560,7 @@ class LLMCall:
         """The tokens that were reserved."""
         self._books = books
         self._waits = waits
-        self._arguments = asked
+        self._arguments = request
         self._price = price
         self._learn_from = learn_from
         self._entered: list[Admission] = []
@@ -708,7 +708,7 @@ class LLMCall:
     def _usage(self, answer: Any) -> TokenUsage | None:
         self._check_entered()
         if isinstance(answer, tuple) or type(answer) is int:
-            return self._books.told("answer", answer)
+            return self._books.usage_from("answer", answer)
         return usage_of(answer)
 
     def _free(self, error: BaseException) -> list[Admission]:

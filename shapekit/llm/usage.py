@@ -217,7 +217,7 @@ def _from(fields: Mapping[str, int]) -> TokenUsage | None:
 
 Tokens: TypeAlias = int | tuple[int, int]
 """The total number of tokens, or (input, output)."""
-Asked: TypeAlias = Tokens | Mapping[str, Any]
+ModelRequest: TypeAlias = Tokens | Mapping[str, Any]
 """How many tokens to reserve, or the arguments of the call."""
 EstimateSpec: TypeAlias = Tokens | Callable[..., Tokens]
 
@@ -303,7 +303,7 @@ def _counted(count: Callable[[str], int], text: str) -> int:
     return tokens
 
 
-def told_usage(field: str, value: Any) -> TokenUsage:
+def usage_from(field: str, value: Any) -> TokenUsage:
     """A usage from numbers of tokens. A single number is the total, in whatever part."""
     if isinstance(value, TokenUsage):
         return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 2) for part in value))

@@ -90,9 +90,9 @@ _LIVE = (
     " WHERE expires_us > ?"
 )
 _VERSION_OF = "SELECT version FROM settings WHERE name = ?"
-_STATED = "SELECT version, told FROM settings WHERE name = ?"
-_ALL_STATED = "SELECT name, version, told FROM settings"
-_STATE = "INSERT OR REPLACE INTO settings (name, version, told) VALUES (?, ?, ?)"
+_OVERRIDES = "SELECT version, overrides FROM settings WHERE name = ?"
+_ALL_OVERRIDES = "SELECT name, version, overrides FROM settings"
+_SET = "INSERT OR REPLACE INTO settings (name, version, overrides) VALUES (?, ?, ?)"
 _WRITERS = (
     "SELECT DISTINCT description FROM names JOIN records ON records.name = names.id"
     " JOIN programs ON programs.id = records.program WHERE names.name = ?"
@@ -154,7 +154,7 @@ class SQLiteStore(Store):
         return self._file.transact(look)
 
     def all_overrides(self) -> dict[str, Stored]:
-        rows = self._file.transact(lambda execute: execute(_ALL_STATED).fetchall())
+        rows = self._file.transact(lambda execute: execute(_ALL_OVERRIDES).fetchall())
         return {plain_text(name): Stored(version, text) for name, version, text in rows}
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
@@ -163,7 +163,7 @@ class SQLiteStore(Store):
             self._records.hear(execute, settings)
             if settings.known.stored != known:
                 return False
-            execute(_STATE, (plain_bytes(name), str(process.fresh_id()), text))
+            execute(_SET, (plain_bytes(name), str(process.fresh_id()), text))
             self._records.hear(execute, settings)
             return True
 
@@ -357,7 +357,7 @@ class _Records:
         row = execute(_VERSION_OF, (name,)).fetchone()
         version = "" if row is None else str(row[0])
         if version != settings.known.stored.version:
-            row = execute(_STATED, (name,)).fetchone()
+            row = execute(_OVERRIDES, (name,)).fetchone()
             settings.hear(
                 Stored() if row is None else Stored(str(row[0]), str(row[1])), self._clock.wall_us()
             )

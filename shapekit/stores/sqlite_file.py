@@ -134,7 +134,7 @@ _TABLES = (
         id INTEGER PRIMARY KEY, name INTEGER, part TEXT, key BLOB, state TEXT, program INTEGER,
         expires_us INTEGER, written_us INTEGER, sweep_at INTEGER, UNIQUE (name, part, key))""",
     "CREATE INDEX by_sweep ON records (sweep_at)",
-    "CREATE TABLE settings (name BLOB PRIMARY KEY, version TEXT, told TEXT)",
+    "CREATE TABLE settings (name BLOB PRIMARY KEY, version TEXT, overrides TEXT)",
     "INSERT INTO host VALUES (NULL, 0, 0, 0)",
 )
 _EACH_TIME = ("PRAGMA synchronous = NORMAL", "PRAGMA wal_autocheckpoint = 1000")

@@ -27,12 +27,12 @@ def read_json(place, *args):
 
 
 def test_a_set_limit_applies_in_every_process(place, policy):
-    ran = process("set", "stripe", "20/s", "--why", "sale", "--by", "ann", "--store", place[1])
+    ran = process("set", "stripe", "20/s", "--reason", "sale", "--by", "ann", "--store", place[1])
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "stripe: rate 20/s\n", "")
     *_, last_but_one, last = [policy.shaper.reserve().departs_at for _ in range(6)]
     assert last - last_but_one == pytest.approx(0.05, abs=1e-6)
     (one,) = policy.configured()
-    assert (one.rate, one.by, one.why) == ("20/s", "ann", "sale")
+    assert (one.rate, one.by, one.reason) == ("20/s", "ann", "sale")
     assert done("unset", "stripe", "--store", place[1]) == "stripe: rate 20/s is removed\n"
     assert policy.configured() == []
 
@@ -150,7 +150,7 @@ def test_resume_does_not_end_a_set_hold(place, policy):
 FILE = """
 [stripe]
 rate = "20/s"
-why = "sale"
+reason = "sale"
 until = 2100-01-01T00:00:00Z
 
 [stripe.keys."gold-*"]
@@ -183,7 +183,7 @@ def test_a_file_is_applied_after_it_was_shown(place, policy, tmp_path):
     assert again.stdout == "nothing changes\n"
     file.write_text(FILE.replace("2100", "2101"))
     ran = shapekit("apply", file, "--dry-run", "--store", place[1])
-    old, new = (f"rate 20/s, until Fri {year}-01-01 00:00:00 UTC, why sale" for year in (2100, 2101))
+    old, new = (f"rate 20/s, until Fri {year}-01-01 00:00:00 UTC, reason sale" for year in (2100, 2101))
     assert ran.stdout.splitlines()[0] == f"stripe: {old} → {new.replace('Fri', 'Sat')}"
     assert {one.by for one in policy.configured()} == {"ann"}
     done("unset", "mail", "--store", place[1])
@@ -250,7 +250,7 @@ def test_a_setting_until_the_last_date_is_shown(place, policy):
 
 
 def test_stored_text_does_not_control_the_terminal(place, policy, tmp_path):
-    done("set", "stripe", "20/s", "--why", "\x1b[2Jsale", "--by", "ann\x1b[1m", "--store", place[1])
+    done("set", "stripe", "20/s", "--reason", "\x1b[2Jsale", "--by", "ann\x1b[1m", "--store", place[1])
     file = tmp_path / "limits.toml"
     file.write_text('[stripe]\nrate = "5/s"\n')
     for page in (done("settings", "--store", place[1]), done("check", file, "--store", place[1])):

@@ -109,7 +109,7 @@ def test_an_error_about_too_many_tokens_names_tokens_and_the_option_to_raise(
 ):
     asked = (0, 2_000) if "output_tokens" in limits else 2_000
     one = budget(requests="1/min", name="gpt", **limits)
-    for refuse in (lambda: world.enter(one.admit(asked)), lambda: one.forecast(asked=asked)):
+    for refuse in (lambda: world.enter(one.admit(asked)), lambda: one.forecast(request=asked)):
         with pytest.raises(CostExceedsLimitError) as caught:
             refuse()
         assert (caught.value.unit, caught.value.limit) == ("tokens", most)
@@ -134,12 +134,12 @@ def test_a_call_may_take_as_much_as_the_limit_that_is_set_allows(world, budget, 
     for change in changes:
         one = budget(**limits)
         with pytest.raises(CostExceedsLimitError):
-            one.forecast(asked=(0, 5_000), model="m")
+            one.forecast(request=(0, 5_000), model="m")
         one.policies[family].configure(**change)
         call = one.admit((0, 5_000), model="m", max_wait=0)
         world.enter(call)
         assert call.settle((0, 4_000))
-        assert one.forecast(asked=(0, 5_000), model="m").first_in == 0.0
+        assert one.forecast(request=(0, 5_000), model="m").first_in == 0.0
 
 
 def test_the_error_names_the_budget_that_is_set(world, budget):
@@ -190,7 +190,7 @@ def test_a_spent_day_refuses(world, clock):
     world.enter(one.admit(900))
     with pytest.raises(QuotaExhaustedError):
         world.enter(one.admit(200))
-    assert one.forecast(asked=200).first_in == 86_400.0
+    assert one.forecast(request=200).first_in == 86_400.0
 
 
 def test_each_key_has_its_own_limits(world, budget, used, clock):
@@ -266,7 +266,7 @@ def test_input_and_output_may_be_counted_apart(world, clock):
 
 def test_a_bare_number_is_refused_where_input_and_output_count_apart(refused, clock):
     one = LLMBudget(input_tokens="30k/min", output_tokens="8k/min", clock=clock)
-    refused(lambda: one.admit(500), "asked")
+    refused(lambda: one.admit(500), "request")
     refused(lambda: LLMBudget(input_tokens="30k/min", estimate=500), "estimate")
     with one.admit((400, 100)) as call:
         refused(lambda: call.settle(7), "answer")
@@ -345,10 +345,10 @@ def test_refund_on_replaces_the_built_in_rules(world, budget, used):
 
 def test_a_forecast_covers_tokens_and_slots(budget):
     one = budget(requests="10/s", tokens="60k/min", capacity=1_000)
-    assert one.forecast(asked=100).first_in == 0.0
-    assert one.forecast(21, asked=100).last_in == 2.0  # by the slots it would be 2 s, by the tokens 1.1 s
-    assert one.forecast(21, asked=1_000).last_in == 20.0
-    assert anyio.run(one.aforecast, 21, 1_000) == one.forecast(21, asked=1_000)
+    assert one.forecast(request=100).first_in == 0.0
+    assert one.forecast(21, request=100).last_in == 2.0  # by the slots it would be 2 s, by the tokens 1.1 s
+    assert one.forecast(21, request=1_000).last_in == 20.0
+    assert anyio.run(one.aforecast, 21, 1_000) == one.forecast(21, request=1_000)
     assert anyio.run(one.aquotas) == one.quotas()
 
 
@@ -496,8 +496,8 @@ def test_a_wrong_argument_is_refused_with_a_fix(refused, tmp_path, options, fiel
 
 
 def test_a_wrong_argument_of_a_call_is_refused_by_name(refused, budget):
-    refused(lambda: budget(tokens="5/s").admit(), "asked")
-    refused(lambda: budget(tokens="5/s").admit("text"), "asked")
+    refused(lambda: budget(tokens="5/s").admit(), "request")
+    refused(lambda: budget(tokens="5/s").admit("text"), "request")
     refused(lambda: budget(tokens="5/s", key="{model}").admit(5), "key")
     refused(lambda: budget(tokens="5/s", key="{model}").admit(ask()), "key")
     refused(lambda: budget(tokens="5/s", estimate=lambda **_: "much").admit(ask()), "estimate")
@@ -515,12 +515,12 @@ def test_a_usage_of_no_tokens_is_refused_and_changes_nothing(refused, budget, us
     usage = TokenUsage(50, 60)._replace(**{field: part})
     refused(lambda: LLMBudget(tokens="60k/min", estimate=usage), "estimate")
     one = budget(input_tokens="60k/min", output_tokens="60k/min")
-    refused(lambda: one.admit(usage), "asked")
+    refused(lambda: one.admit(usage), "request")
     with one.admit((100, 100)) as call:
         refused(lambda: call.settle(usage), "answer")
     assert used(one) == 200
-    assert one.forecast(asked=(59_900, 59_900)).first_in == 0.0
-    assert one.forecast(asked=(59_901, 1)).first_in > 0.0
+    assert one.forecast(request=(59_900, 59_900)).first_in == 0.0
+    assert one.forecast(request=(59_901, 1)).first_in > 0.0
 
 
 def test_a_usage_is_a_plain_value():

@@ -92,7 +92,7 @@ def test_a_hold_stops_tokens_and_slots_together(world, one):
 
 def test_a_late_answer_shortens_no_hold(world, one):
     shown(world, one, Response(429, {"retry-after": "7"}), Response(200, openai_says(60_000)))
-    assert one.forecast(asked=1).first_in == pytest.approx(7.1)
+    assert one.forecast(request=1).first_in == pytest.approx(7.1)
 
 
 def test_a_header_never_raises_what_the_budget_has_left(world, one, used):
@@ -109,8 +109,8 @@ def test_no_header_stops_a_worker_for_ever(world, one):
 def test_only_the_key_of_the_call_is_held(world, budget):
     one = budget(requests="10/s", tokens="60k/min", capacity=60_000, key="{model}")
     shown(world, one, Response(429, {"retry-after": "7"}), asked={"model": "a", "max_tokens": 5})
-    assert one.forecast(asked=5, key="a").first_in > 7
-    assert one.forecast(asked=5, key="b").first_in == 0
+    assert one.forecast(request=5, key="a").first_in > 7
+    assert one.forecast(request=5, key="b").first_in == 0
 
 
 def test_the_headers_of_the_presets_server_are_read(world, clock):

@@ -169,4 +169,4 @@ def test_a_failed_connection_costs_neither_tokens_nor_a_slot(one, used, free_por
     with pytest.raises(openai.APIConnectionError):
         one.wrap(sdk.chat.completions.create)(**CHAT)
     assert used(one) == 0
-    assert one.forecast(asked=1).first_in == 0.0
+    assert one.forecast(request=1).first_in == 0.0

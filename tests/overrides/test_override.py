@@ -27,7 +27,7 @@ from shapekit.algorithms.ledger import Ledger, ledgered
 from shapekit.algorithms.overrides import chooser, difference, effective, override_of, read, written
 from shapekit.stores.encoding import describe, revived
 
-SET = Override(rate="20/s", by="ann@host", why="sale", set_at=5.0)
+SET = Override(rate="20/s", by="ann@host", reason="sale", set_at=5.0)
 
 
 def queue_of(*rate, **options):
@@ -48,8 +48,8 @@ def queue_of(*rate, **options):
         (Override(state="paused"), "state='paused' is unknown; use one of on, off, held"),
         (Override("a*b", rate="1/s"), "key='a*b' is neither a key nor a beginning of keys"),
         (Override("", rate="1/s"), "is neither a key nor"),
-        (Override(rate="1/s", why=5), "why=5 is not text"),
-        (Override(rate="1/s", why="x" * 501), "is not text of up to 500 letters"),
+        (Override(rate="1/s", reason=5), "reason=5 is not text"),
+        (Override(rate="1/s", reason="x" * 501), "is not text of up to 500 letters"),
         (Override(rate="1/s", until=float("nan")), "until=nan is not an instant"),
         (Override(rate="1/s", until=253_402_300_800), "until=253402300800 is not an instant"),
     ],
@@ -61,7 +61,7 @@ def test_wrong_options_are_refused_with_the_error_of_the_constructor(override, w
 
 
 def test_a_reason_may_have_500_letters():
-    override = Override(rate="1/s", why="x" * 500)
+    override = Override(rate="1/s", reason="x" * 500)
     assert override.checked() is override
 
 
@@ -296,7 +296,12 @@ def test_an_instant_may_be_a_datetime():
     override = override_of(
         "5/s", {"until": datetime(2030, 1, 1, tzinfo=UTC), "reason": "sale"}, "ann", 7_000_000
     )
-    assert (override.until, override.why, override.by, override.set_at) == (1893456000.0, "sale", "ann", 7.0)
+    assert (override.until, override.reason, override.by, override.set_at) == (
+        1893456000.0,
+        "sale",
+        "ann",
+        7.0,
+    )
     assert not override.is_over(1893455999_999_999)
     assert override.is_over(1893456000_000_000)
 

@@ -37,7 +37,7 @@ def test_configured_overrides_have_their_author_and_reason(policy):
     until = datetime.fromtimestamp(1_000_000_000, UTC) + timedelta(hours=2)
     override = policy.configure("20/s", key="gold-*", reason="plan", until=until)
     assert policy.configured() == [override]
-    assert (override.key, override.rate, override.why, override.until) == (
+    assert (override.key, override.rate, override.reason, override.until) == (
         "gold-*",
         "20/s",
         "plan",
@@ -136,7 +136,7 @@ def test_options_that_the_policy_could_not_have_are_refused_before_they_are_stor
     assert policy.configured() == []
 
 
-@pytest.mark.parametrize("option", ["colour", "by", "why", "set_at"])
+@pytest.mark.parametrize("option", ["colour", "by", "set_at"])
 def test_an_unknown_option_is_a_type_error(policy, option):
     message = rf"^configure\(\) got an unexpected keyword argument '{option}'$"
     with pytest.raises(TypeError, match=message):

@@ -324,7 +324,7 @@ def test_every_process_that_notices_a_change_emits_one_event():
         assert done.acquire(timeout=PATIENCE_S)
         policy.unconfigure()
         assert done.acquire(timeout=PATIENCE_S)
-    assert [(one.key, one.limit, one.before, one.why) for one in events] == [
+    assert [(one.key, one.limit, one.before, one.reason) for one in events] == [
         (None, "rate 20/s", "", "sale"),
         ("a*", "rate 20/s", "", "plan"),
         (None, "", "rate 20/s", ""),

@@ -57,7 +57,7 @@ from shapekit.algorithms.queue.queue import (
     stands_until,
     unused,
 )
-from shapekit.algorithms.queue.slots import MOST_MOVES, NOTICE_US, Asked, Grant, Granted, Move, Moves
+from shapekit.algorithms.queue.slots import MOST_MOVES, NOTICE_US, Grant, Granted, Move, Moves, Request
 from shapekit.algorithms.queue.wire import REFUSED, UNKNOWN, Late, Moved
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError
@@ -315,8 +315,8 @@ class AdaptiveQueue(LeakyQueue):
 
     # reserving
 
-    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> Stepped[Any, Granted]:
-        cost, max_wait, nonce = asked
+    def reserve(self, state: Any, now: int, request: Request, skew: int = 0) -> Stepped[Any, Granted]:
+        cost, max_wait, nonce = request
         line, anchor, virtual, law = self._known(state, now, nonce)
         share = present(law)
         at = shown(anchor, virtual, share, now)
@@ -353,8 +353,10 @@ class AdaptiveQueue(LeakyQueue):
         after, done, _, changed = self.grid.cancel(line, at, grant._replace(receipts=()))
         return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
 
-    def settle(self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0) -> Stepped[Any, int]:
-        grant, actual, nonce = asked
+    def settle(
+        self, state: Any, now: int, settlement: tuple[Grant, int, int], skew: int = 0
+    ) -> Stepped[Any, int]:
+        grant, actual, nonce = settlement
         line, anchor, virtual, law = self._known(state, now, nonce)
         at = shown(anchor, virtual, present(law), now)
         after, done, _, changed = self.grid.settle(line, at, (grant._replace(receipts=()), actual, nonce))

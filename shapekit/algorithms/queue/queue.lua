@@ -497,11 +497,11 @@ function LeakyQueue:next_slot(tail, tail_rest, at)
     return up(at_slot, at_rest)
 end
 
--- asked: {cost, max_wait, nonce} for each call. further: {how many, their span, a nonce}. The answer is the state
+-- requests: {cost, max_wait, nonce} for each call. further: {how many, their span, a nonce}. The answer is the state
 -- of the key, {generation, shift, until, now, mark}, the latest number, and the answer to each call. An admitted
 -- call is answered without what follows from the first two: {wait, due, cost, start, start_rest, …}.
-function LeakyQueue:reserve_many(s, now, skew, asked, further)
-    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: reservations are not a list", 0) end
+function LeakyQueue:reserve_many(s, now, skew, requests, further)
+    if type(requests) ~= "table" or type(further) ~= "table" then error("shapekit: reservations are not a list", 0) end
     local most, span = whole("most", further[1], 0, 1e12), whole("span", further[2], 0, LONGEST)
     local answers, life, persist, within = {}, 0, false, false
     local function take(cost, max_wait, nonce)
@@ -510,7 +510,7 @@ function LeakyQueue:reserve_many(s, now, skew, asked, further)
         s, life, persist = after, lives, true
         return {answer[1], answer[2], answer[5], unpack(answer, 8)}, true
     end
-    for index, one in ipairs(asked) do answers[index] = take(unpack(one, 1, 3)) end
+    for index, one in ipairs(requests) do answers[index] = take(unpack(one, 1, 3)) end
     for _ = 1, most do
         local answer, is_taken = take(1, within, further[3])
         if not is_taken then break end

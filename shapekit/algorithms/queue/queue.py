@@ -37,7 +37,7 @@ from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Call, Constraints, States, burst_of, part_below, timeline
-from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Asked, Grant, Granted, Move, Moves, Places
+from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Grant, Granted, Move, Moves, Places, Request
 from shapekit.algorithms.queue.wire import UNKNOWN, Confirmed, Further, Late, Moved, WiredQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.decision import Decision
@@ -148,14 +148,14 @@ class LeakyQueue(WiredQueue):
     # reserving
 
     def reserve(
-        self, state: Line | None, now: int, asked: Asked, skew: int = 0
+        self, state: Line | None, now: int, request: Request, skew: int = 0
     ) -> Stepped[Line | None, Granted]:
         """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing.
 
         Without a `max_wait`, an exhausted quota refuses the call; with one, the call waits for the quota as
         for any limit.
         """
-        cost, max_wait, nonce = asked
+        cost, max_wait, nonce = request
         line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, slot, until, shift, book, parts = line
         held = until > now
@@ -165,11 +165,11 @@ class LeakyQueue(WiredQueue):
                 tail, at = self._tail_at(line, now), line_time(line, now)
                 line = (tail, newest, generation, slot, until, shift, book, parts)
             if book[2] > now:
-                return self._reserve_marked(line, now, asked, skew)
+                return self._reserve_marked(line, now, request, skew)
             if any(book[0]):
                 line = self._swept(line, at, now, skew)
                 _, _, _, _, _, _, book, parts = line
-                moved = self._moved_in(line, now, asked, skew)
+                moved = self._moved_in(line, now, request, skew)
                 if moved is not None:
                     return moved
         slot += 1
@@ -188,10 +188,10 @@ class LeakyQueue(WiredQueue):
         ready = tail if cost >= self.burst else tail - self.p * (self.burst - cost)
         due = at if ready <= time or not self.paced else -(-ready // q)
         if parts:
-            return self._reserve_under(line, now, asked, skew, due)
+            return self._reserve_under(line, now, request, skew, due)
         wait = due + shift - now
         if max_wait is not None and wait > max_wait:
-            return state, self._refused(None, line, now, wait, asked), 0, False
+            return state, self._refused(None, line, now, wait, request), 0, False
         start = tail if tail > time else time
         end = start + width
         undo = (tail, newest)
@@ -251,13 +251,13 @@ class LeakyQueue(WiredQueue):
         return after, True, self._life(after, now, skew), True
 
     def settle(
-        self, state: Line | None, now: int, asked: tuple[Grant, int, int], skew: int = 0
+        self, state: Line | None, now: int, settlement: tuple[Grant, int, int], skew: int = 0
     ) -> Stepped[Line | None, int]:
         """Correct the cost of a call to what it turned out to be: charge the difference, or give it back.
 
         Returns the slot's new number, for later operations on it; 0 if nothing was done.
         """
-        grant, actual, nonce = self.own(asked[0]), *asked[1:]
+        grant, actual, nonce = self.own(settlement[0]), *settlement[1:]
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = line_time(line, now)
@@ -410,7 +410,7 @@ class LeakyQueue(WiredQueue):
     # several at once: each is decided as by the single operation, in order, at one instant
 
     def reserve_many(
-        self, state: Any, now: int, asked: Sequence[Asked], further: Further, skew: int = 0
+        self, state: Any, now: int, requests: Sequence[Request], further: Further, skew: int = 0
     ) -> Stepped[Any, tuple[Confirmed, tuple[Grant, ...]]]:
         """A slot or a refusal for each call, in order, and then further slots of cost 1.
 
@@ -420,7 +420,7 @@ class LeakyQueue(WiredQueue):
         most, span, nonce = further
         answers: list[Grant] = []
         life, persists = 0, False
-        for one in asked:
+        for one in requests:
             after, granted, lives, is_taken = self.reserve(state, now, one, skew)
             if is_taken:
                 state, life, persists = after, lives, True
@@ -740,20 +740,22 @@ class LeakyQueue(WiredQueue):
                 dues.append(Grant(*granted).due_us)
         return dues[0] + shift - now, max(dues) + shift - now
 
-    def _reserve_marked(self, line: Line, now: int, asked: Asked, skew: int) -> Stepped[Line | None, Granted]:
+    def _reserve_marked(
+        self, line: Line, now: int, request: Request, skew: int
+    ) -> Stepped[Line | None, Granted]:
         """`reserve` on a marked key: keeps the mark, and tells the caller to check further."""
         mark = marked(line[6])
-        after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
+        after, granted, life, is_taken = self.reserve(_remarked(line, now), now, request, skew)
         grant = Grant(*granted)._replace(held=True)
         if after is None or not is_taken:
             return line, grant, 0, False
         return _remarked(after, mark), grant, max(life, mark - now), True
 
     def _reserve_under(
-        self, line: Line, now: int, asked: Asked, skew: int, on_grid: int
+        self, line: Line, now: int, request: Request, skew: int, on_grid: int
     ) -> Stepped[Line, Granted]:
         """`reserve` under constraints, which may move the departure off the grid."""
-        cost, max_wait, _ = asked
+        cost, max_wait, _ = request
         tail, newest, generation, number, until, shift, book, parts = line
         held, ahead, q = until > now, (shift, skew, now), self.q
         soonest = on_grid if on_grid > newest else newest
@@ -766,7 +768,7 @@ class LeakyQueue(WiredQueue):
             due, spent = self.constraints.departure(parts, due, cost, ahead)
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
-            return line, self._refused(spent, line, now, wait, asked), 0, False
+            return line, self._refused(spent, line, now, wait, request), 0, False
         anchor = (due if due > on_grid else at) * q
         start = tail if tail > anchor else anchor
         after = start + (self.p * cost if self.paced else 1)
@@ -816,8 +818,8 @@ class LeakyQueue(WiredQueue):
     def _width(self, cost: int) -> int:
         return self.p * cost if self.paced else 1
 
-    def _refused(self, spent: Decision | None, line: Line, now: int, wait: int, asked: Asked) -> Grant:
-        cost, max_wait, _ = asked
+    def _refused(self, spent: Decision | None, line: Line, now: int, wait: int, request: Request) -> Grant:
+        cost, max_wait, _ = request
         tail, until, shift = line[0], line[4], line[5]
         if spent is not None:
             told = spent._replace(retry_after_us=wait, reset_at_us=spent.reset_at_us + shift)
@@ -838,9 +840,9 @@ class LeakyQueue(WiredQueue):
             free = slots.gaps_after(free, at * self.q)
         return tail, newest, generation, number, until, shift, (free, *book[1:]), parts
 
-    def _moved_in(self, line: Line, now: int, asked: Asked, skew: int) -> Stepped[Line, Granted] | None:
+    def _moved_in(self, line: Line, now: int, request: Request, skew: int) -> Stepped[Line, Granted] | None:
         """Give a newcomer a place that was given back; None if none suits."""
-        cost, max_wait, _ = asked
+        cost, max_wait, _ = request
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
         at = line_time(line, now)
@@ -863,7 +865,7 @@ class LeakyQueue(WiredQueue):
             free, undo, receipts = slots.gaps_taken(free, start, end), (tail, newest), ()
         wait = due + shift - now
         if max_wait is not None and wait > max_wait:
-            return line, self._refused(None, line, now, wait, asked), 0, False
+            return line, self._refused(None, line, now, wait, request), 0, False
         number += 1
         after = (tail, newest, generation, number, until, shift, (free, *book[1:]), parts)
         granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)

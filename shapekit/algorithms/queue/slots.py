@@ -142,7 +142,7 @@ GENERATION: Final = 6
 QUEUE: Final = 13
 """The indexes of the fields that the hot path reads."""
 
-Asked: TypeAlias = tuple[int, int | None, int]
+Request: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""
 
 

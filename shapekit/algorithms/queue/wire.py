@@ -16,7 +16,7 @@ from shapekit.algorithms.base import NOWHERE, Moment, Operation, Run, Side, Undo
 from shapekit.algorithms.compose import each
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
-from shapekit.algorithms.queue.slots import Asked, Grant, Granted, Move, Moves, Places, Row, Single
+from shapekit.algorithms.queue.slots import Grant, Granted, Move, Moves, Places, Request, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
 from shapekit.decision import Decision
 from shapekit.rate import Value
@@ -40,13 +40,13 @@ UNKNOWN = -1
 
 Further: TypeAlias = tuple[int, int, int]
 """How many slots to take in addition to those asked for, how long after the first of these the last one may
-depart, and a nonce as in Asked.
+depart, and a nonce as in Request.
 """
 Confirmed: TypeAlias = tuple[int, int, int, int, int]
 """The state of a key: generation, shift, end of the hold, the time, end of the mark."""
 Late: TypeAlias = tuple[int, int, int, int]
 """A late call: its generation, until when, on the queue's own time, its slot could be used, its cost, and a
-nonce as in Asked.
+nonce as in Request.
 """
 Moved: TypeAlias = tuple[int, int]
 """When a late call may leave, and until when time stands still for it. The latter is UNKNOWN if the call has
@@ -277,8 +277,8 @@ class _Reserve(Operation):
     name = "reserve"
 
     def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
-        asked: Asked = args[0]
-        return asked
+        request: Request = args[0]
+        return request
 
     def received(self, program: LeakyQueue, sent: Any) -> Grant:
         return program.granted_received(sent)
@@ -300,8 +300,8 @@ class _Reserve(Operation):
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Granted:
         # A cost beyond the limit in the code is one that an operator's limit has allowed.
         cost, *rest = args[0]
-        asked = (min(cost, program.max_cost), *rest)
-        granted = program.reserve(None, at.instant, asked, at.skew)[1]
+        request = (min(cost, program.max_cost), *rest)
+        granted = program.reserve(None, at.instant, request, at.skew)[1]
         return Grant(*granted)._replace(generation=NOWHERE, cost=cost)
 
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Grant:
@@ -327,26 +327,26 @@ class _ReserveMany(Operation):
         return ((CANCEL_MANY, (taken,)),) if taken else ()
 
     def cost(self, args: tuple[Any, ...]) -> int:
-        return max([asked[0] for asked in args[0]], default=1)
+        return max([request[0] for request in args[0]], default=1)
 
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        answers = tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
+        answers = tuple(RESERVE.opened(program, at, (request,)) for request in args[0])
         return (UNKNOWN, 0, 0, at.instant, 0), answers
 
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        answers = tuple(RESERVE.closed(program, at, (asked,)) for asked in args[0])
+        answers = tuple(RESERVE.closed(program, at, (request,)) for request in args[0])
         return (UNKNOWN, 0, 0, at.instant, 0), answers
 
     def locally(
         self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
     ) -> Callable[..., Any]:
-        def answer(key: Any, asked: Sequence[Asked], further: Any) -> Any:
-            fitting = [one for one in asked if one[0] <= part.max_cost]
+        def answer(key: Any, requests: Sequence[Request], further: Any) -> Any:
+            fitting = [one for one in requests if one[0] <= part.max_cost]
             standing, granted = self.given(program, part, apply(key, fitting, further))
-            _, none = refuse(key, asked, further)
+            _, none = refuse(key, requests, further)
             ours = iter(granted)
             answers = [
-                next(ours) if one[0] <= part.max_cost else no for one, no in zip(asked, none, strict=True)
+                next(ours) if one[0] <= part.max_cost else no for one, no in zip(requests, none, strict=True)
             ]
             return standing, (*answers, *ours)
 

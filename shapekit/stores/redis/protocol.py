@@ -132,7 +132,7 @@ def _plain(escaped: str) -> str:
 Command: TypeAlias = tuple[Any, ...]
 """The words of a command; its key decides which server of a cluster runs it (`key_of`)."""
 Conversation: TypeAlias = Generator[Command, Any, Any]
-Asked: TypeAlias = tuple[Operation, tuple[Any, ...], str]
+Call: TypeAlias = tuple[Operation, tuple[Any, ...], str]
 """One call, and when it was made."""
 
 ANSWERS_AT_MOST = 100
@@ -161,7 +161,7 @@ _STATING = """
 local found = redis.call("HGET", KEYS[1], "version")
 if not found or string.find(found, "%D") then found = "" end
 if found ~= ARGV[1] then return 0 end
-redis.call("HSET", KEYS[1], "version", ARGV[2], "told", ARGV[3])
+redis.call("HSET", KEYS[1], "version", ARGV[2], "overrides", ARGV[3])
 return 1
 """
 _TIME = 'return redis.call("TIME")'
@@ -400,55 +400,55 @@ class RedisProgram:
                 return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
 
-    def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
+    def share(self, key: Key, calls: Sequence[Call]) -> Conversation:
         """The answers to the calls of several callers of one key, in order, on one trip. A call that can
         never be admitted gets its error.
         """
         here = self
         if self._is_cluster or self._settings.known.overrides:
             here = self._deciding(key)
-        if here is not self and any(here.refuses(key, *call[:2]) for call in asked):
+        if here is not self and any(here.refuses(key, *call[:2]) for call in calls):
             here = yield from self._reread(key)
-        errors = [] if here is self else [here.refuses(key, *call[:2]) for call in asked]
+        errors = [] if here is self else [here.refuses(key, *call[:2]) for call in calls]
         if not any(errors):
-            calls = _in_runs(asked) if len(asked) > 1 else asked
-            operations = [operation for operation, _, _ in calls]
-            text = f"[{','.join([here.call(*call) for call in calls])}]"
+            runs = _in_runs(calls) if len(calls) > 1 else calls
+            operations = [operation for operation, _, _ in runs]
+            text = f"[{','.join([here.call(*call) for call in runs])}]"
             try:
                 replies = yield from here.converse(here.keys_of(key), operations, text)
             except ConfigError:
                 # The override that allowed the cost of one call has ended.
-                errors = [here.refuses(key, *call[:2]) for call in asked]
+                errors = [here.refuses(key, *call[:2]) for call in calls]
                 if not any(errors):
                     raise
             else:
                 if replies.__class__ is RedisProgram:
-                    here, replies = yield from here.give_way(replies, key, asked)
+                    here, replies = yield from here.give_way(replies, key, calls)
                 if replies is None:
-                    return (yield from self.share(key, asked))
-                return here.answers(calls, replies)
-        others = [call for call, error in zip(asked, errors, strict=True) if error is None]
+                    return (yield from self.share(key, calls))
+                return here.answers(runs, replies)
+        others = [call for call, error in zip(calls, errors, strict=True) if error is None]
         answers = iter((yield from self.share(key, others)) if others else ())
         return [next(answers) if error is None else error for error in errors]
 
-    def give_way(self, other: RedisProgram, key: Key, asked: Sequence[Asked]) -> Conversation:
+    def give_way(self, other: RedisProgram, key: Key, calls: Sequence[Call]) -> Conversation:
         """Let the `other` program decide, since its calls come so often that no state of this program would
         stay; unless it can never admit one of the calls. Returns the program that decided, and the replies.
         """
         here = self
-        calls = _in_runs(asked) if len(asked) > 1 else asked
-        operations = [operation for operation, _, _ in calls]
+        runs = _in_runs(calls) if len(calls) > 1 else calls
+        operations = [operation for operation, _, _ in runs]
         left, replies = ANSWERS_AT_MOST, other
         while replies.__class__ is RedisProgram:
-            is_able = not any(replies.refuses(key, *call[:2]) for call in asked)
+            is_able = not any(replies.refuses(key, *call[:2]) for call in calls)
             here = replies if is_able else here
-            text = f"[{','.join([here.call(*call) for call in calls])}]"
+            text = f"[{','.join([here.call(*call) for call in runs])}]"
             left -= 1
             yields = is_able and left > 0
             replies = yield from here.converse(here.keys_of(key), operations, text, yields=yields)
         return here, replies
 
-    def answers(self, calls: Sequence[Asked], replies: Sequence[Any]) -> list[Any]:
+    def answers(self, calls: Sequence[Call], replies: Sequence[Any]) -> list[Any]:
         """The answers of a trip, to each caller."""
         answers: list[Any] = []
         for (operation, args, _), sent in zip(calls, replies, strict=True):
@@ -474,7 +474,7 @@ class RedisProgram:
     def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock | None) -> Conversation:
         """Read the overrides of a name. This clock tells which have ended; without one, the server's."""
         place = keyspace.of_settings(settings.name)
-        version, text = yield from _reply_to(("HMGET", place, "version", "told"))
+        version, text = yield from _reply_to(("HMGET", place, "version", "overrides"))
         wall_us = 0 if clock is None else clock.wall_us()
         if clock is None and text:
             wall_us = yield from server_us(place)
@@ -601,19 +601,19 @@ def _hear(method: WeakMethod[Callable[[str], object]], name: str) -> None:
             ask(name)
 
 
-def _in_runs(asked: Iterable[Asked]) -> list[Asked]:
+def _in_runs(calls: Iterable[Call]) -> list[Call]:
     """The calls, with equal ones in a row combined to one run, if their operation supports that."""
-    calls: list[Asked] = []
-    for (operation, _, moment), row in groupby(asked, _alike):
+    runs: list[Call] = []
+    for (operation, _, moment), row in groupby(calls, _alike):
         each = tuple([args for _, args, _ in row])
         if operation.run is not None:
-            calls.append((operation.run, each, moment))
+            runs.append((operation.run, each, moment))
         else:
-            calls += [(operation, args, moment) for args in each]
-    return calls
+            runs += [(operation, args, moment) for args in each]
+    return runs
 
 
-def _alike(call: Asked) -> tuple[Operation, Any, str]:
+def _alike(call: Call) -> tuple[Operation, Any, str]:
     operation, args, moment = call
     return operation, operation.asks(args), moment
 

@@ -54,8 +54,8 @@ end
 -- which are reported at once.
 local adopted, foreign = {}, nil
 for place = 4, #ARGV do
-    local told = cjson.decode(ARGV[place])
-    adopted[told[1]] = told
+    local other = cjson.decode(ARGV[place])
+    adopted[other[1]] = other
 end
 
 local function read(index, owner, tag)
@@ -67,10 +67,10 @@ local function read(index, owner, tag)
     check_stored(frozen)
     if found == tag then return owner:thaw(frozen), raw end
     if found ~= found % 2^32 or found % 1 ~= 0 or found < 128 then damaged() end
-    local told, looked = adopted[index] or {}, false
-    if told[2] == hex(raw) or told[2] == "lost " .. found then return told[3] or nil, raw end
-    if told[4] == found then
-        looked = {hex(raw), twin(told[5]):thaw(frozen) or false, time_of(calls[1])}
+    local other, looked = adopted[index] or {}, false
+    if other[2] == hex(raw) or other[2] == "lost " .. found then return other[3] or nil, raw end
+    if other[4] == found then
+        looked = {hex(raw), twin(other[5]):thaw(frozen) or false, time_of(calls[1])}
     end
     foreign = foreign or {"foreign"}
     foreign[#foreign + 1] = {index, found, looked}
@@ -182,17 +182,17 @@ local function answer_overrides(known)
     local version = redis.pcall("HGET", ARGV[3], "version")
     if type(version) ~= "string" or string.find(version, "%D") then version = "" end
     if version == known[1] and not (known[2] and time_of(calls[1]) >= known[2]) then return nil end
-    local told = redis.pcall("HGET", ARGV[3], "told")
-    return {"changed", version, type(told) == "string" and told or "", time_of(calls[1])}
+    local text = redis.pcall("HGET", ARGV[3], "overrides")
+    return {"changed", version, type(text) == "string" and text or "", time_of(calls[1])}
 end
 
 local function answered(run_mode)
     local ok, answer = pcall(function()
-        local told = head[5]
-        if told then
+        local described = head[5]
+        if described then
             local place = table.remove(KEYS)
-            redis.call("HSET", place, unpack(told, 2))
-            redis.call("EXPIRE", place, told[1])
+            redis.call("HSET", place, unpack(described, 2))
+            redis.call("EXPIRE", place, described[1])
         end
         program = twin(head[3])
         return answer_overrides(head[4]) or run_mode()

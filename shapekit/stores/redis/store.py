@@ -68,7 +68,7 @@ from shapekit.stores.base import (
 from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
 from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, closed, unavailable
 from shapekit.stores.redis.protocol import (
-    Asked,
+    Call,
     Conversation,
     Keyspace,
     RedisProgram,
@@ -240,7 +240,7 @@ class RedisStore(Store):
     def all_overrides(self) -> dict[str, Stored]:
         found = {}
         for place in set(self._every(self._keyspace.setting_pattern)):
-            version, text = self._tell("HMGET", place, "version", "told")
+            version, text = self._tell("HMGET", place, "version", "overrides")
             name = self._keyspace.set_name(place)
             found[name] = stored(version, text)
         return found
@@ -552,7 +552,7 @@ MOST_AT_ONCE = 256
 """How many callers share one trip: a longer script would make all other callers wait."""
 
 
-Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
+Waiting: TypeAlias = "tuple[Call, asyncio.Future[Any] | None]"
 """One call, and the future of the task that waits for its answer; None if the call only gives back."""
 
 
@@ -588,7 +588,7 @@ class Line:
     def __init__(
         self,
         moment: Callable[[], str],
-        trip: Callable[[list[Asked]], Awaitable[list[Any]]],
+        trip: Callable[[list[Call]], Awaitable[list[Any]]],
         leave: Callable[[], object],
     ) -> None:
         self._moment = moment
