@@ -333,14 +333,17 @@ class PatientTimeout:
         self._seconds = seconds
         self._sign = sign
 
-    async def __aenter__(self) -> Any:
-        """The timer, which tells whether it has `expired`."""
+    def has_expired(self) -> bool:
+        """Whether the time is up, so that a TimeoutError is its own."""
+        is_expired: bool = self._timer.expired()
+        return is_expired
+
+    async def __aenter__(self) -> None:
         asyncio: Any = sys.modules["asyncio"]
         self._loop = asyncio.get_running_loop()
         self._timer = asyncio.timeout(None)
         await self._timer.__aenter__()
         self._handle = self._loop.call_later(self._seconds, self._expire)
-        return self._timer
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._handle.cancel()

@@ -695,11 +695,12 @@ class Deadline:
             with DiscardableScope(trio.move_on_after(timeout_s)):
                 return await call(*args)
             raise self._missed()
+        patience = PatientTimeout(timeout_s)
         try:
-            async with PatientTimeout(timeout_s) as timer:
+            async with patience:
                 return await call(*args)
         except TimeoutError:
-            if timer.expired():
+            if patience.has_expired():
                 raise self._missed() from None
             raise
 
