@@ -45,7 +45,7 @@ class Worker:
         return took
 
     def trips(self, *operations):
-        return sum(operation in operations for operation in self.store.asked)
+        return sum(operation in operations for operation in self.store.operations)
 
 
 def test_tasks_in_close_succession_share_trips():
