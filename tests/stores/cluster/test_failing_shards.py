@@ -107,7 +107,7 @@ def callers():
 
 def in_step(servers, master):
     """Wait until the replica of a master has all its data."""
-    wait_until(lambda: servers.tell(master, "WAIT", 1, 100) == 1)
+    wait_until(lambda: servers.command(master, "WAIT", 1, 100) == 1)
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
