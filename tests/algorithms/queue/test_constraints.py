@@ -43,10 +43,19 @@ class Constrained(RuleBasedStateMachine):
         if call is None:
             return
         assert max_wait is None or call.slot.grant.wait_us <= max_wait
-        if call.due in self.free:
-            self.free.remove(call.due)
-        else:
+        if not self.takes_free_place(call.due, cost):
             assert call.due >= max(ahead, default=0)
+
+    def takes_free_place(self, due, cost):
+        """Whether a place was given back at this instant. Places that are too small for the call stay free:
+        it has other room, which begins there as well.
+        """
+        here = [place for place in self.free if place[0] == due]
+        if sum(size for _, size in here) >= cost:
+            self.free = [place for place in self.free if place[0] != due]
+            if (left := sum(size for _, size in here) - cost) > 0:
+                self.free.append((due, left))
+        return bool(here)
 
     @rule(count=st.integers(2, 6))
     def reserve_several(self, count):
@@ -58,8 +67,7 @@ class Constrained(RuleBasedStateMachine):
         """A caller that does not stay for the answer."""
         if slot := self.follower.shaper.reserve(cost=cost, max_wait=15):
             self.gone.append(slot)
-            if slot.grant.due_us in self.free:
-                self.free.remove(slot.grant.due_us)
+            self.takes_free_place(slot.grant.due_us, cost)
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
@@ -67,21 +75,21 @@ class Constrained(RuleBasedStateMachine):
         """Soon or late, and in any order."""
         slot = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
         if undone(self.follower.shaper, slot) == CANCEL:
-            self.free.append(slot.grant.due_us)
+            self.free.append((slot.grant.due_us, slot.grant.cost))
 
     @precondition(lambda self: self.follower.waiting)
     @rule(data=st.data())
     def cancel(self, data):
         call = data.draw(st.sampled_from(self.follower.waiting))
         assert self.follower.cancel(call)
-        self.free.append(call.due)
+        self.free.append((call.due, call.cost))
 
     @precondition(lambda self: self.follower.waiting)
     @rule(count=st.integers(1, 4))
     def cancel_the_last(self, count):
         for call in reversed(sorted(self.follower.waiting, key=lambda call: call.due)[-count:]):
             assert self.follower.cancel(call)
-            self.free.append(call.due)
+            self.free.append((call.due, call.cost))
 
     @rule(span=st.one_of(st.integers(0, 60).map(lambda n: n * SECOND // 20), st.integers(0, 3 * SECOND)))
     def advance(self, span):
