@@ -30,7 +30,7 @@ def router(server):
 
 
 @pytest.fixture
-def request(question):
+def arguments(question):
     return {"model": "some", "messages": question["messages"], "max_tokens": 100}
 
 
@@ -39,20 +39,20 @@ def hold(limits, *keys):
         limits.policies["requests"].shaper.hold("1h", key=key)
 
 
-def test_each_deployment_has_its_own_limits(budget, shape, router, request, clock):
+def test_each_deployment_has_its_own_limits(budget, shape, router, arguments, clock):
     limits = budget()
     shape(limits)
     deployments = router("east", "west")
 
     async def ask():
-        await asyncio.gather(*(deployments.acompletion(**request) for _ in range(8)))
+        await asyncio.gather(*(deployments.acompletion(**arguments) for _ in range(8)))
 
     asyncio.run(ask())
     assert used(limits, "east") + used(limits, "west") == 8 * TOTAL
     assert clock.now() <= 0.7
 
 
-def test_a_deployment_that_is_held_is_left_out(budget, shape, router, request, server):
+def test_a_deployment_that_is_held_is_left_out(budget, shape, router, arguments, server):
     limits = budget()
     shape(limits, max_wait="1s")
     hold(limits, "east")
@@ -60,21 +60,21 @@ def test_a_deployment_that_is_held_is_left_out(budget, shape, router, request, s
 
     async def ask():
         for _ in range(6):
-            await deployments.acompletion(**request)
+            await deployments.acompletion(**arguments)
 
     asyncio.run(ask())
     assert (used(limits, "east"), used(limits, "west")) == (0, 6 * TOTAL)
 
 
 def test_a_deployment_that_is_too_small_for_a_call_is_left_out_and_all_too_small_refuse(
-    budget, shape, router, request
+    budget, shape, router, arguments
 ):
     shape(budget(tokens="50/min"), max_wait="1s")
     with pytest.raises(litellm.BadRequestError, match="exceeds the budget of 50 tokens"):
-        asyncio.run(router("east", "west").acompletion(**request))
+        asyncio.run(router("east", "west").acompletion(**arguments))
 
 
-def test_a_refused_attempt_goes_to_the_next_group(budget, shape, router, request, server):
+def test_a_refused_attempt_goes_to_the_next_group(budget, shape, router, arguments, server):
     limits = budget()
     shape(limits, max_wait="1s")
     hold(limits, "east", "west")
@@ -86,13 +86,13 @@ def test_a_refused_attempt_goes_to_the_next_group(budget, shape, router, request
             model_info={"id": "other"},
         )
     )
-    answer = asyncio.run(deployments.acompletion(**request))
+    answer = asyncio.run(deployments.acompletion(**arguments))
     assert answer.usage.total_tokens == TOTAL
     assert used(limits, "other") == TOTAL
 
 
 def test_where_all_are_held_the_refusal_names_the_wait_and_a_router_tries_them_again_later(
-    budget, shape, router, request, callbacks_done, clock
+    budget, shape, router, arguments, callbacks_done, clock
 ):
     limits = budget()
     shape(limits, max_wait="1s")
@@ -101,18 +101,18 @@ def test_where_all_are_held_the_refusal_names_the_wait_and_a_router_tries_them_a
 
     async def ask():
         with pytest.raises(QueueFullError) as caught:
-            await deployments.acompletion(**request)
+            await deployments.acompletion(**arguments)
         await callbacks_done()
         assert caught.value.retry_after > 3590
         limits.policies["requests"].shaper.resume(key="east")
-        await deployments.acompletion(**request)
+        await deployments.acompletion(**arguments)
 
     asyncio.run(ask())
     assert used(limits, "east") == TOTAL
 
 
 def test_a_retry_is_an_attempt_and_goes_where_the_server_has_not_refused(
-    budget, shape, router, request, server
+    budget, shape, router, arguments, server
 ):
     limits = budget()
     shape(limits, max_wait="1s")
@@ -121,7 +121,7 @@ def test_a_retry_is_an_attempt_and_goes_where_the_server_has_not_refused(
 
     async def ask():
         for _ in range(4):
-            await deployments.acompletion(**request)
+            await deployments.acompletion(**arguments)
 
     asyncio.run(ask())
     assert len(server.requests) == 5
