@@ -274,12 +274,8 @@ class RequestShaper:
         if plan is None or given.get("skip"):
             return None
         policy, key, cost = plan
-        own_key, own_cost, max_wait = (
-            given.get("key"),
-            given.get("cost"),
-            given.get("max_wait", AS_CONFIGURED),
-        )
-        if own_cost is not None:
+        own_key, max_wait = given.get("key"), given.get("max_wait", AS_CONFIGURED)
+        if (own_cost := given.get("cost")) is not None:
             cost = own_cost
         elif not isinstance(cost, int):
             cost = cost(request)

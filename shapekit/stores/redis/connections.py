@@ -309,8 +309,8 @@ class AsyncOwnConnections:
         self._room = asyncio.Semaphore(pool.max_connections)
         self._idle: list[tuple[Any, float]] = []
         self._failed_at = self._replied_at = 0.0
-        # A connection can be closed only on its loop. A loop that ends, as in `asyncio.run`, closes each
-        # asynchronous generator that has begun, by `aclose`, and this passes for one.
+        # A connection can be closed only on its loop. A loop that ends, as in `asyncio.run`, calls `aclose`
+        # of all asynchronous generators that are registered with it, so this object is registered as one.
         if (begun := sys.get_asyncgen_hooks().firstiter) is not None:
             begun(cast("AsyncGenerator[Any, Any]", self))
 
