@@ -32,7 +32,6 @@ from shapekit.rate import (
     SECOND_US,
     Duration,
     Rate,
-    RateLike,
     boolean,
     exactly,
     max_wait_us,
@@ -72,7 +71,7 @@ class LLMBudget:
     gets both or neither. After the answer, `settle` charges what the call used. `wrap` does all of this.
 
     - `requests`: the rate of calls, evenly spaced.
-    - `tokens`: a rate of tokens, such as `"90k/min"`, or any strategy; a plain number is per second.
+    - `tokens`: a rate of tokens, such as `"90k/min"`, or any strategy.
       `input_tokens`, `output_tokens`: if the server counts them separately. A rate is exceeded in no window
       of its period, even if some calls take longer to arrive than others, by up to a 120th of the period.
       This costs 1.7 % of the tokens and 0.8 % of the requests.
@@ -107,10 +106,10 @@ class LLMBudget:
     def __init__(
         self,
         *,
-        requests: RateLike | None = None,
-        tokens: RateLike | Algorithm[Any] | None = None,
-        input_tokens: RateLike | Algorithm[Any] | None = None,
-        output_tokens: RateLike | Algorithm[Any] | None = None,
+        requests: Rate | str | None = None,
+        tokens: Rate | str | Algorithm[Any] | None = None,
+        input_tokens: Rate | str | Algorithm[Any] | None = None,
+        output_tokens: Rate | str | Algorithm[Any] | None = None,
         tokens_per_day: int | str | Quota | None = None,
         spend: str | None = None,
         total: str | None = None,
@@ -134,6 +133,16 @@ class LLMBudget:
         self.name = checked_name(name, self._store, "llm")
         """The name of the budget, which the names of its policies begin with."""
         self._feedback = Feedback(one_of("provider", provider, ("auto", *FAMILIES)))
+        given = {
+            "requests": requests,
+            "tokens": tokens,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+        }
+        for field, limit in given.items():
+            if exactly(limit) is not None:
+                # Other rates would be per second, and limits of models are published per minute.
+                raise ConfigError(field, limit, "does not say in which time", f'write {field}="{limit}/min"')
         if capacity is not None and tokens is None and input_tokens is None and output_tokens is None:
             raise ConfigError("capacity", capacity, "has no rate of tokens to apply to", _FIX)
         gates = {
@@ -177,8 +186,7 @@ class LLMBudget:
         for policy in self.policies.values():
             policy.shaper.core.budgets.percents = percents
         paced = self.policies.get("requests")
-        given = (requests, tokens, input_tokens, output_tokens)
-        rates = [limit for limit in given if limit is not None and not isinstance(limit, Algorithm)]
+        rates = [limit for limit in given.values() if limit is not None and not isinstance(limit, Algorithm)]
         periods_us = [rate.period_us for limit in rates for rate in parse_rates(limit)] or [60 * SECOND_US]
         soon_us = min(MOST_SOON_US, min(periods_us) // (2 * PARTS))
         is_shared = any(budget_limit.key is not None for budget_limit in budget_limits)
@@ -406,7 +414,7 @@ class LLMBudget:
 
 
 def _counted(
-    field: str, tokens: RateLike | Algorithm[Any] | None, capacity: int | None
+    field: str, tokens: Rate | str | Algorithm[Any] | None, capacity: int | None
 ) -> tuple[Algorithm[Any], ...]:
     """The strategies that keep a rate of tokens: never above the limit, unless a capacity is given."""
     if tokens is None:

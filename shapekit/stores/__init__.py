@@ -18,9 +18,10 @@ StoreLike: TypeAlias = "Store | str | PathLike[str]"
 """A store, the URL of a Redis ("redis://…", "rediss://…", "unix://…"), or the path of a SQLite file."""
 
 REDIS = ("redis://", "rediss://", "unix://")
-_NO_PATH = re.compile(r"[^/\\:]{2,}:|\[.*\]:")
-"""Matches a host with a port, or a URL without its slashes, but no drive of Windows and no folder."""
-_FIX = 'pass a store, a URL such as "redis://localhost", or a path such as "limits.db"'
+_NO_PATH = re.compile(r"[^/\\:]{2,}:|\[.*\]:|(redis|memory|sqlite|localhost)$")
+"""Matches a host with a port, a URL without its slashes, or a kind of store, but no drive of Windows and no
+folder."""
+_FIX = 'pass a store such as RedisStore(client), a URL ("redis://localhost"), or a path ("limits.db")'
 
 
 def open_store(
@@ -49,7 +50,7 @@ def open_store(
     if isinstance(store, str) and _NO_PATH.match(where):
         # This would become a file, and share nothing. It may contain a password.
         shown = "(not shown)" if "@" in where else where
-        fix = 'write "redis://localhost:6379", or for a file of that name "./name"'
+        fix = 'write "redis://localhost:6379", "./name" for a file of that name, or nothing for memory'
         raise ConfigError(field, shown, "is neither a URL nor a path", fix)
     from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - with Redis, sqlite3 need not be loaded
 

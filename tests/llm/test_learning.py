@@ -149,7 +149,7 @@ def test_bare_numbers_and_aborted_streams_teach_nothing():
 
 def test_learn_is_a_bool():
     with pytest.raises(ConfigError, match="learn"):
-        LLMBudget(tokens=5, learn="no")
+        LLMBudget(tokens="5/s", learn="no")
 
 
 def test_threads_learn_together():
