@@ -325,7 +325,7 @@ class Registry:
     def renewed(
         self, key: str, answer: PermitAnswer | None, since_us: int, now_us: int, *, shared: int = 1
     ) -> None:
-        """Apply the answer to a renewal of `shared` keys sent at `since_us`; `told` is None if it failed."""
+        """Apply the answer to a renewal of `shared` keys sent at `since_us`; None if it failed."""
         if answer is not None and answer[0] < 0:
             answer = None  # a fallback answered: the store itself was not reached
         with self.lock:

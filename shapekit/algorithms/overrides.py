@@ -295,7 +295,7 @@ def _with_quotas(gates: Iterable[Algorithm[Any]], new_quotas: list[Quota]) -> tu
 
 
 def _with_quota(limit: Algorithm[Any], new_quotas: list[Quota]) -> Algorithm[Any]:
-    """The limit with the numbers of the quotas in `told` that have its periods; removes these from `told`."""
+    """The limit with the numbers of those `new_quotas` that have its periods; removes these from the list."""
     if isinstance(limit, Composite):
         parts = [_with_quota(part, new_quotas) for part in limit.parts]
         return type(limit)(dict(zip(limit.names, parts, strict=True)))

@@ -541,7 +541,7 @@ class RedisProgram:
         yield from _reply_to(("DEL", *self.keys_of(key)))
 
     def _introduce(self, writer_tag: int = 0) -> Conversation:
-        """Write the descriptions, for other programs and `shapekit top`; read the one with tag `asked`."""
+        """Write the descriptions, for other programs and `shapekit top`; read the one of `writer_tag`."""
         command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, writer_tag, *self._introduction)
         text = yield from _reply_to(command)
         self._introduced_at = time.monotonic()
