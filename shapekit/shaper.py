@@ -32,7 +32,7 @@ from shapekit._runtime.drivers import (
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import NEVER_US, Algorithm, as_tuple, check_cost
 from shapekit.algorithms.queue.adaptive import Adaptive
-from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import (
     ACCEPTED,
     COST,
@@ -715,9 +715,8 @@ class Core:
         """How many seconds a key is still held; 0 if it is not."""
         key = text_of(key)
         held_us = await self._held_us(driver, key)
-        if not held_us and self.queue_of(key).is_held:
-            held_us = HELD_US  # its first call begins the hold
-        return held_us / SECOND_US
+        # The first call of a key begins the hold of an override.
+        return (held_us or self.queue_of(key).held_us(self.clock.wall_us())) / SECOND_US
 
     async def _held_us(self, driver: Driver, key: str) -> int:
         with self.reporter.watching(key):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypedDict, cast
 
-from shapekit.algorithms.base import Algorithm, Stepped, windowed
+from shapekit.algorithms.base import NEVER_US, Algorithm, Stepped, windowed
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
@@ -233,7 +233,8 @@ def effective(program: Any, override: Override) -> Any:
 
 def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
     if override.state == HELD:
-        return overridden(queue, is_held=True)
+        ends_us = NEVER_US if override.ends_us is None else min(override.ends_us, NEVER_US)
+        return overridden(queue, held_until_us=ends_us)
     is_off = override.state == OFF
     limits = (override.rate, override.burst, override.quota, override.headroom)
     if not is_off and limits.count(None) == len(limits):
@@ -396,30 +397,42 @@ class _Overridden(LeakyQueue):
     __slots__ = ()
     is_set: ClassVar[bool] = True
 
+    def hold_until(self, ends_us: int) -> None:
+        """Complete a queue that is held: the civil time at which its override ends, NEVER_US for none."""
+        held_until_us = whole("held_until_us", ends_us, most=NEVER_US)
+        self._fill(held_until_us=held_until_us, civil=self.civil or held_until_us < NEVER_US)
+
     def reserve(self, state: Any, now: int, request: Request, skew: int = 0) -> Stepped[Any, Granted]:
         """`reserve` of any queue; its answer names this one."""
-        before = self._held(state, now, request[2]) if self.is_held else state
+        before = self._held(state, now, request[2], skew) if self.is_held else state
         after, granted, life, is_taken = super().reserve(before, now, request, skew)
         return after if is_taken else state, Grant(*granted)._replace(queue=self), life, is_taken
 
     def follow(self, state: Any, now: int, skew: int = 0) -> Stepped[Any, tuple[Any, ...]]:
         is_held = self.is_held and self.confirm(state, now)[0] != UNKNOWN
-        return super().follow(self._held(state, now, 0) if is_held else state, now, skew)
+        return super().follow(self._held(state, now, 0, skew) if is_held else state, now, skew)
 
     def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
-        return super().outlook(self._held(state, now, 0) if self.is_held else state, now, calls, cost, skew)
+        before = self._held(state, now, 0, skew) if self.is_held else state
+        return super().outlook(before, now, calls, cost, skew)
 
     def granted_received(self, sent: Any) -> Grant:
         return super().granted_received(sent)._replace(queue=self)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         spec = super().twin(instants)
-        return ["queue/held", spec] if self.is_held else spec
+        return ["queue/held", spec, self.held_until_us] if self.is_held else spec
 
-    def _held(self, state: Any, now: int, nonce: int) -> Any:
-        if self.confirm(state, now)[2] >= now + HELD_US // 2:
+    def _held(self, state: Any, now: int, nonce: int, skew: int) -> Any:
+        """The state, held until the override ends; if that is far away, for long enough."""
+        ends = self.held_until_us - skew
+        enough = min(now + HELD_US // 2, ends)
+        if enough <= now or self.confirm(state, now)[2] >= enough:
             return state
-        return self.hold(state, now, HELD_US, nonce)[0]
+        return self.hold(state, now, self.held_us(now + skew), nonce, skew)[0]
+
+    def _values(self) -> tuple[Any, ...]:
+        return (*super()._values(), self.held_until_us)
 
 
 class SetQueue(_Overridden):
@@ -435,9 +448,9 @@ class SetQueue(_Overridden):
 
 
 class HeldQueue(SetQueue):
-    """A LeakyQueue that an operator holds without end."""
+    """A LeakyQueue that an operator holds."""
 
-    __slots__ = ()
+    __slots__ = ("held_until_us",)
     is_held: ClassVar[bool] = True
 
 
@@ -448,13 +461,13 @@ class SetAdaptiveQueue(_Overridden, AdaptiveQueue):
 
 
 class HeldAdaptiveQueue(SetAdaptiveQueue):
-    """An AdaptiveQueue that an operator holds without end."""
+    """An AdaptiveQueue that an operator holds."""
 
-    __slots__ = ()
+    __slots__ = ("held_until_us",)
     is_held: ClassVar[bool] = True
 
 
-def overridden(queue: LeakyQueue, *, is_held: bool = False, **numbers: Any) -> LeakyQueue:
+def overridden(queue: LeakyQueue, *, held_until_us: int = 0, **numbers: Any) -> LeakyQueue:
     """An operator's copy of the queue, with `numbers` in place of its own; by default with the same."""
     kinds: Any = (SetAdaptiveQueue, HeldAdaptiveQueue) if queue.adapts else (SetQueue, HeldQueue)
     own = {field: getattr(queue, field) for field in queue.fields} | numbers
@@ -463,5 +476,7 @@ def overridden(queue: LeakyQueue, *, is_held: bool = False, **numbers: Any) -> L
         if paced is None or paced.burst is not None:
             # Without a pace there is no burst; else it is part of the rate already.
             own["burst"] = numbers.get("burst")
-    made: LeakyQueue = kinds[is_held](**own)
+    made: _Overridden = kinds[held_until_us > 0](**own)
+    if held_until_us:
+        made.hold_until(held_until_us)
     return made

@@ -205,7 +205,8 @@ def _plain(program: Any) -> list[Any]:
     if type(program) is Ledger:
         return [_LEDGER, _plain(program.limit)]
     if isinstance(program, LeakyQueue) and program.is_set:
-        return [_HELD if program.is_held else _SET, _fields(program)]
+        fields = _fields(program)
+        return [_HELD, fields, program.held_until_us] if program.is_held else [_SET, fields]
     if type(program) not in _KINDS.values():
         fix = 'share strategies of shapekit, such as GCRA("10/s")'
         raise ConfigError("program", program, "has no description", fix)
@@ -236,10 +237,11 @@ def _program(plain: Sequence[Any]) -> Described:
             raise ValueError("a ledger has a single limit")
         return Ledger(limit)
     if kind in (_SET, _HELD):
-        (queue,) = map(_program, fields)
+        own, *held_until = fields
+        queue = _program(own)
         if not isinstance(queue, LeakyQueue) or queue.is_set:
             raise ValueError("only a queue from the code can have overrides")
-        return overridden(queue, is_held=kind == _HELD)
+        return overridden(queue, held_until_us=held_until[0] if kind == _HELD else 0)
     make = _KINDS[kind]
     if make is LeakyQueue:
         return _queue(*fields)

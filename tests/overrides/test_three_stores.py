@@ -44,6 +44,9 @@ OVERRIDES = st.one_of(
     RATES.map(lambda rate: Override(rate=rate)),
     st.tuples(st.sampled_from(["a", "b*", "bee"]), RATES).map(lambda pair: Override(*pair)),
     st.sampled_from([Override(state="off"), Override(state="held"), Override("b*", state="held")]),
+    st.sampled_from([1_800_000_000.5, 1_800_000_007, 1_800_000_040]).map(
+        lambda until: Override(state="held", until=until)
+    ),
     st.integers(1, 5).map(lambda burst: Override(burst=burst)),
 )
 STEPS = st.one_of(
@@ -475,6 +478,43 @@ def test_held_is_a_hold_of_thirty_days_that_each_decision_prolongs(store):
     store.clock.advance(16 * day)
     shaper.reserve()
     assert shaper.held() == 30 * day
+
+
+@pytest.mark.parametrize(
+    "limits", [{"rate": "5/s"}, {"adaptive": Adaptive("1/s", "5/s")}], ids=["fixed", "adaptive"]
+)
+def test_an_override_that_ends_holds_calls_until_then(store, limits):
+    """`max_wait` and every answer go by the end, and so do calls that wait when it is set anew."""
+    shaper = Shaper(**limits, store=store, name="api")
+    store.clock.step_wall(3_600)
+    put(store, "api", Override(state="held", until=store.clock.wall_us() / 1e6 + 60))
+    assert shaper.held() == shaper.forecast().first_in == pytest.approx(60.35)
+    with pytest.raises(QueueFullError) as caught:
+        shaper.schedule(max_wait=20)
+    assert caught.value.held
+    assert caught.value.retry_after == pytest.approx(40.35)
+    first, second = shaper.reserve(max_wait=90), shaper.reserve(max_wait=90)
+    apart = second.delay - first.delay
+    for left in (15, 45, 25):
+        put(store, "api", Override(state="held", until=store.clock.wall_us() / 1e6 + left))
+        assert shaper.held() == pytest.approx(left + 0.35)
+        assert shaper.remaining(first) == pytest.approx(left + 0.35)
+        assert shaper.remaining(second) == pytest.approx(left + 0.35 + apart)
+    store.clock.advance(25)
+    assert shaper.remaining(first) == pytest.approx(0.35)
+    store.clock.advance(0.35)
+    assert shaper.held() == 0
+    assert shaper.reserve().delay == pytest.approx(2 * apart)
+
+
+def test_a_hold_that_ends_in_months_is_prolonged_as_one_without_end(store):
+    day = 86_400
+    shaper = Shaper("5/s", store=store, name="api")
+    put(store, "api", Override(state="held", until=store.clock.wall_us() / 1e6 + 40 * day))
+    shaper.reserve()
+    for passed, left in ((14, 16), (2, 24), (23, 1)):
+        store.clock.advance(passed * day)
+        assert shaper.held() == pytest.approx(left * day, abs=0.4)
 
 
 def test_used_units_of_a_quota_stay_used(store):

@@ -475,7 +475,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
         """Adopt a state with other bounds: its rate, tail and holds continue, its grants become void."""
-        if writer.is_held and not self.is_held:
+        if self.held_until_us < writer.held_until_us:
             state = writer.resume(state, now, NOTICE_US)[0]
         tail, newest, generation, number, book, anchor, virtual, law = state
         share, ceiling, low, *rest, cap, cap_at = law

@@ -58,7 +58,7 @@ SOON_US = 250_000
 MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
 HELD_US = 30 * 86_400 * SECOND_US
-"""The length of a hold without end, which a decision renews once half of it has passed."""
+"""The longest hold of an operator, which a decision renews once half of it has passed."""
 MOST_STEPS = 5_000
 """The most calls that a forecast simulates on the states, for limits that have no `prospect`."""
 
@@ -82,7 +82,9 @@ class LeakyQueue(WiredQueue):
     is_set: ClassVar[bool] = False
     """Whether an operator has set its limits: then waiting calls move when these change."""
     is_held: ClassVar[bool] = False
-    """Whether an operator holds it without end."""
+    """Whether an operator holds it."""
+    held_until_us: int = 0
+    """Until when an operator holds it, in civil time; NEVER_US if without end."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
     __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "slot_us", "p", "q", "paced")
@@ -468,6 +470,10 @@ class LeakyQueue(WiredQueue):
 
     # holding
 
+    def held_us(self, civil_us: int) -> int:
+        """How long an operator's hold lasts if it begins at this civil time; 0 if there is none."""
+        return max(0, min(HELD_US, self.held_until_us + NOTICE_US - civil_us))
+
     def hold(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
     ) -> Stepped[Line, int]:
@@ -639,7 +645,7 @@ class LeakyQueue(WiredQueue):
 
         If an operator has set one of the two queues' limits, waiting calls move instead.
         """
-        if writer.is_held and not self.is_held:
+        if self.held_until_us < writer.held_until_us:
             is_other = self.is_off or self.constraints != writer.constraints
             state = writer.resume(state, now, NOTICE_US, skew, whatever_fits=is_other)[0]
         if not self.constraints.algorithms:
