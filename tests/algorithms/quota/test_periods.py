@@ -220,3 +220,27 @@ def test_other_periods_open_as_much_before_their_beginning_as_the_old_ones(offse
     state = counted(now, counter=day, skew=skew)
     (start, _), used = week.periods.bounds(now + skew), 1
     assert week.adopt(state, day, now, skew) == (start, used, start - skew)
+
+
+@pytest.mark.parametrize(
+    ("start", "least_h", "ends"),
+    [
+        ("2026-03-26", 23, "2026-04-05"),
+        ("2026-03-26", 24, "2026-03-28"),  # the clocks go forward on the 29th, which has 23 hours
+        ("2026-10-22", 24, "2026-11-01"),
+        ("2026-10-22", 25, "2026-10-22"),  # the one with 25 hours is not the next
+        ("2026-10-24", 25, "2026-10-25"),
+    ],
+)
+def test_days_that_follow_end_before_the_first_that_is_too_short(start, least_h, ends):
+    days = periods(tz="Europe/Berlin")
+    following = days.following(instant_us(start, "Europe/Berlin"), 10, least_h * HOUR_US, 1)
+    assert following.start == instant_us(ends, "Europe/Berlin")
+    elapsed = datetime.fromisoformat(ends) - datetime.fromisoformat(start)
+    assert following.number == elapsed.days
+
+
+def test_days_that_follow_are_multiples_of_the_unit():
+    days = periods(tz="Europe/Berlin")
+    start = instant_us("2026-03-26", "Europe/Berlin")
+    assert days.following(start, 10, 1, 24 * HOUR_US).start == instant_us("2026-03-29", "Europe/Berlin")
