@@ -36,6 +36,7 @@ CHARGES = st.lists(
     SlidingWindow(FAR, WINDOW_S, buckets=1),
     [(0, 95_000_000, 1), (0, 1_212_616, 1), (5_000_000, 2, 1), (15_000_000, 97_463_871, 9)],
 )
+@example(SlidingWindowLog(FAR, WINDOW_S), SlidingWindow(FAR, WINDOW_S, buckets=7), [(1_000, 0, 1)] * 70)
 def test_nothing_is_forgotten_and_nothing_ends_sooner(old, new, charges):
     """Calls that leave at once, and slots ahead, in their order."""
     state, now, slot = None, 1_000_000_000, 0
