@@ -472,7 +472,7 @@ class LeakyQueue(WiredQueue):
 
     def held_us(self, civil_us: int) -> int:
         """How long an operator's hold lasts if it begins at this civil time; 0 if there is none."""
-        return max(0, min(HELD_US, self.held_until_us + NOTICE_US - civil_us))
+        return max(0, min(HELD_US, self.held_until_us + NOTICE_US - civil_us)) if self.is_held else 0
 
     def hold(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
