@@ -37,6 +37,7 @@ from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback
 from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import AS_CONFIGURED, MAX_SPAN_US, SECOND_US, Duration, max_wait_us, whole
+from shapekit.shaper import Reservation
 from shapekit.stores.base import Store
 
 try:
@@ -155,9 +156,13 @@ class _Slots(_Asking):
         reserve = Twin(shaper.reserve, shaper.areserve)
         reservation = await driver.ask(reserve, self._key, cost=self._cost)
         state.upcoming_sleep = reservation.delay
-        if await _awaited(retrying.stop(state)):
-            if reservation:
-                await driver.ask(Twin(reservation.cancel, reservation.acancel))
+        try:
+            is_over = await _awaited(retrying.stop(state))
+        except BaseException as error:
+            await driver.given_back(error, partial(self._cancelled, driver, reservation))
+            raise
+        if is_over:
+            await self._cancelled(driver, reservation)
             return reservation.delay
         try:
             await shaper.core.leave(driver, reservation)
@@ -167,6 +172,11 @@ class _Slots(_Asking):
         state.idle_for += waited
         retrying.statistics["idle_for"] += waited
         return 0.0
+
+    async def _cancelled(self, driver: Driver, reservation: Reservation) -> None:
+        # If the store is gone meanwhile, the call ends as it would have.
+        with suppress(StoreUnavailableError):
+            await self._policy.shaper.core.cancel(driver, reservation)
 
 
 class wait_slot(_Slots, wait_base):  # noqa: N801
@@ -299,7 +309,11 @@ class Attempts(_Asking):
         is_first = call not in self._admissions
         self._admissions[call] = admission
         if is_first:
-            await self.budget.earn(driver)
+            try:
+                await self.budget.earn(driver)
+            except BaseException as error:  # the call that has its slot is not made
+                await driver.given_back(error, partial(self.end, driver, call, CallOutcome(failure=error)))
+                raise
         return waited
 
     async def pay(self, driver: Driver, call: object) -> bool:

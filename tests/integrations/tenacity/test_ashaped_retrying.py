@@ -245,3 +245,28 @@ async def test_a_call_that_is_not_made_because_before_fails_is_not_in_flight(clo
         kept.append(caught.value)
         async with policy.aadmit(max_wait=0):
             pass
+
+
+async def test_a_call_that_is_cancelled_while_it_earns_for_the_budget_is_not_in_flight(clock, run, monkeypatch):
+    policy, upstream, kept = Policy(concurrency=1, clock=clock), Upstream(clock, FINE), []
+    retrying = ashaped_retrying(policy)
+
+    async def earn(driver):
+        await anyio.sleep_forever()
+
+    async def work():
+        try:
+            await run(retrying, upstream)
+        except BaseException as error:
+            kept.append(error)  # as a task does that was cancelled
+            raise
+
+    monkeypatch.setattr(retrying.attempts.budget, "earn", earn)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert upstream.instants == []
+    async with policy.aadmit(max_wait=0):
+        pass
+    assert kept

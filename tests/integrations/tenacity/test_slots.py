@@ -7,9 +7,10 @@ import anyio
 import pytest
 import tenacity
 
-from shapekit import ManualClock, Policy, QueueFullError, QuotaExhaustedError
+from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, QuotaExhaustedError
 from shapekit.events import Measured
 from shapekit.integrations.tenacity import await_slot, shaped_retrying, wait_slot
+from shapekit.testing import FaultyStore
 
 
 def failing(clock, times, left):
@@ -123,6 +124,47 @@ async def test_a_cancelled_retry_gives_its_slot_back():
         tasks.cancel_scope.cancel()
     assert policy.forecast() == before
     assert left == [0.0]
+
+
+def test_a_stop_that_fails_gives_the_slot_of_the_retry_back(clock):
+    policy = Policy("1/s", clock=clock)
+
+    def stop(state):
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        tenacity.Retrying(stop=stop, wait=wait_slot(policy))(failing(clock, 1, []))
+    assert policy.forecast().first_in == 0.0
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_a_store_that_is_gone_once_stop_is_asked_does_not_hide_how_the_call_ends(clock, is_failing):
+    store = FaultyStore(MemoryStore(clock))
+
+    def stop(state):
+        store.down = True
+        if is_failing:
+            raise LookupError
+        return True
+
+    retrying = tenacity.Retrying(stop=stop, wait=wait_slot(Policy("1/s", name="upstream", store=store)))
+    with pytest.raises(LookupError if is_failing else tenacity.RetryError):
+        retrying(failing(clock, 1, []))
+
+
+@pytest.mark.anyio
+async def test_a_retry_that_is_cancelled_while_stop_is_asked_gives_its_slot_back(clock):
+    policy = Policy("1/s", clock=clock)
+
+    async def stop(state):
+        await anyio.sleep_forever()
+
+    retrying = tenacity.AsyncRetrying(stop=stop, wait=await_slot(policy))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(retrying, afailing(clock, 1, []))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert policy.forecast().first_in == 0.0
 
 
 def test_a_slot_too_far_away_ends_retrying_and_names_the_failure(clock):
