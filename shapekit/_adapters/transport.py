@@ -205,8 +205,8 @@ class Transport:
         except BaseException as error:
             admission.__exit__(type(error), error, error.__traceback__)
             raise
-        response.extensions[NAME] = ShapingInfo.of(admission)
         try:
+            response.extensions[NAME] = ShapingInfo.of(admission)
             if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
                 run(self._hear, admission, request, response)
         except BaseException:
@@ -228,8 +228,8 @@ class Transport:
         except BaseException as error:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
-        response.extensions[NAME] = ShapingInfo.of(admission)
         try:
+            response.extensions[NAME] = ShapingInfo.of(admission)
             if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
                 await self._hear(TASKS, admission, request, response)
         except BaseException as error:

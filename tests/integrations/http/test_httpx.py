@@ -319,8 +319,9 @@ class Interrupt(BaseException):
     """Exceptions that may interrupt the reading of an answer and are no Exception."""
 
 
+@pytest.mark.parametrize("where", ["feedback", "info"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_response_that_cannot_be_returned_is_closed(both, is_async):
+def test_a_response_that_cannot_be_returned_is_closed(both, is_async, where, monkeypatch):
     library, wrapper = both
     closed = []
 
@@ -337,11 +338,15 @@ def test_a_response_that_cannot_be_returned_is_closed(both, is_async):
         async def aclose(self):
             closed.append("async")
 
-    def read(answer):
+    def interrupted(*_):
         raise Interrupt
 
     inner = library.MockTransport(lambda _: library.Response(200, stream=Body()))
-    transport = wrapper.ShapedTransport(inner, rate="10/s", feedback=read)
+    transport = wrapper.ShapedTransport(
+        inner, rate="10/s", feedback=interrupted if where == "feedback" else None
+    )
+    if where == "info":
+        monkeypatch.setattr(ShapingInfo, "of", interrupted)
 
     async def work():
         async with library.AsyncClient(transport=transport) as client:

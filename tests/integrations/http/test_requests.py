@@ -11,6 +11,7 @@ from requests.auth import HTTPDigestAuth
 from urllib3.util import Retry
 
 from shapekit import ManualClock, MemoryStore, Policy, RateLimitedError, ShapekitError, StoreUnavailableError
+from shapekit._adapters.http import ShapingInfo
 from shapekit.integrations import requests as ours
 from shapekit.integrations.requests import ShapedAdapter, request_options, shape
 
@@ -246,6 +247,24 @@ def test_responses_are_streamed(session):
         assert next(response.iter_content(3)) == b"xxx"
         assert closed == []
     assert len(closed) == 1
+
+
+def test_a_response_that_cannot_be_returned_is_closed(server, session, monkeypatch):
+    responses = []
+
+    class Inner(HTTPAdapter):
+        def send(self, *args, **arguments):
+            responses.append(super().send(*args, **arguments))
+            return responses[-1]
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    mounted(session, Inner(), rate="1/s")
+    monkeypatch.setattr(ShapingInfo, "of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.get(server.url)
+    assert responses[0].raw.closed
 
 
 def test_a_failed_connection_counts_unless_refund_on_excludes_it(session):

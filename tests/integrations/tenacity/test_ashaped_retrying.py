@@ -247,7 +247,9 @@ async def test_a_call_that_is_not_made_because_before_fails_is_not_in_flight(clo
             pass
 
 
-async def test_a_call_that_is_cancelled_while_it_earns_for_the_budget_is_not_in_flight(clock, run, monkeypatch):
+async def test_a_call_that_is_cancelled_while_it_earns_for_the_budget_is_not_in_flight(
+    clock, run, monkeypatch
+):
     policy, upstream, kept = Policy(concurrency=1, clock=clock), Upstream(clock, FINE), []
     retrying = ashaped_retrying(policy)
 
