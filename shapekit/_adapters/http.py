@@ -39,6 +39,7 @@ from shapekit._runtime.process import SWITCH, ErrorsLogged, from_signal
 from shapekit.config import CostSpec, PolicyOptions, checked_cost
 from shapekit.decision import Decision
 from shapekit.errors import (
+    UNSHOWN,
     AccountExhaustedError,
     ConfigError,
     QueueFullError,
@@ -195,7 +196,7 @@ class RequestShaper:
         for field in shaping:
             if field not in Shaping.__annotations__:
                 known = ", ".join(Shaping.__annotations__)
-                raise ConfigError(field, shaping.get(field), "is unknown", f"use some of {known}")
+                raise ConfigError(field, UNSHOWN, "is unknown", f"use some of {known}")
         self.responds = one_of("on_reject", shaping.get("on_reject", "raise"), ON_REJECT) == "respond"
         self._wrapper = wrapper
         self._reading = reading
@@ -534,12 +535,12 @@ def inner_options(
     """
     known = inspect.signature(kind).parameters
     inner = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
-    for name, value in inner.items():
+    for name in inner:
         if name not in known:
-            raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
+            raise ConfigError(name, UNSHOWN, "is unknown", f"use those of Policy, or {', '.join(known)}")
         if given is not None:
             bound, fix = f"conflicts with the {field} that is given", f"set it on that {field}"
-            raise ConfigError(name, value, bound, fix)
+            raise ConfigError(name, UNSHOWN, bound, fix)
     return inner
 
 

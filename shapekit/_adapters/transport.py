@@ -27,7 +27,7 @@ from shapekit._adapters.http import (
 )
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
-from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
+from shapekit.errors import UNSHOWN, ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback import MOST_BYTES
 from shapekit.keys import Target
 from shapekit.policy import Admission, Policy
@@ -295,7 +295,8 @@ class Transport:
 
     def __repr__(self) -> str:
         inner = next(iter(self._inner.values()), self._inner.given)
-        return f"{type(self).__name__}({self._inner.options if inner is None else inner!r})"
+        options = ", ".join(f"{name}={UNSHOWN}" for name in self._inner.options)
+        return f"{type(self).__name__}({options if inner is None else repr(inner)})"
 
 
 def shape_client(client: Any, kind: type[Transport], request_shaper: RequestShaper) -> None:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import logging
 import pickle
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
-from shapekit import Gate, RedisStore, ResilientStore, ShapekitError, Shaper, StoreUnavailableError
+from shapekit import (
+    ConfigError,
+    Gate,
+    RedisStore,
+    ResilientStore,
+    ShapekitError,
+    Shaper,
+    StoreUnavailableError,
+)
 from shapekit.algorithms.gcra import GCRA
 from shapekit.cli.main import cli
 from shapekit.cli.top import place_of
+from shapekit.integrations.aiohttp import shaped_middleware
+from shapekit.integrations.httpx import ShapedTransport
+from shapekit.integrations.requests import ShapedAdapter
 from shapekit.stores.redis.connections import unavailable
 
 SECRET = "s3cr3t-t0k3n"
@@ -117,3 +131,20 @@ def test_the_headline_of_the_table_contains_no_secret(number: int) -> None:
 def test_the_errors_of_clients_are_passed_on_without_secrets() -> None:
     error = unavailable(ConnectionError("Error 111 connecting to 127.0.0.1:6379. Connection refused."))
     assert "ConnectionError" in str(error)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"proxy": f"http://me:{SECRET}@proxy:1"}, {"cert": ("a", "b", SECRET)}, {"auth": ("me", SECRET)}],
+)
+def test_wrappers_of_clients_and_their_errors_contain_no_secret(options: Any) -> None:
+    with suppress(ConfigError):
+        check_silent(ShapedTransport(rate="1/s", **options))
+    for make in (
+        partial(ShapedTransport, httpx.MockTransport(lambda _: httpx.Response(200)), rate="1/s", **options),
+        partial(ShapedAdapter, rate="1/s", **options),
+        partial(shaped_middleware, rate="1/s", **options),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        check_silent(caught.value)
