@@ -182,11 +182,12 @@ async def _hold(response: ClientResponse, admission: Admission) -> None:
 def _observe_body(response: ClientResponse, admission: Admission) -> None:
     """Look at the body when it is read, by `read`, `text` or `json`."""
     attributes = vars(response)
+    inner = attributes.get("read")
 
     async def read() -> bytes:
         # Removed first, so that the response no longer refers to itself.
         attributes.pop("read", None)
-        body = await response.read()
+        body: bytes = await (response.read() if inner is None else inner())
         await observe_body(TASKS, admission, ResponseView(response.status, response.raw_headers, body))
         return body
 

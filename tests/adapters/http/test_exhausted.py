@@ -264,6 +264,30 @@ def test_a_response_that_is_dropped_unread_is_collected_at_once(server, policy, 
         transport.close()
 
 
+def test_a_refusal_is_looked_at_by_each_of_two_adapters(server, clock):
+    server.answer = lambda _: SPENT
+    points, calls = (Policy("10/s", name=name, clock=clock) for name in ("points", "calls"))
+    with requests.Session() as session:
+        inner = shaped_requests.ShapedAdapter(policy=points)
+        session.mount("http://", shaped_requests.ShapedAdapter(inner, policy=calls))
+        assert session.get(server.url).content == BODY
+    assert (points.shaper.held(), calls.shaper.held()) == (60, 60)
+
+
+def test_a_refusal_is_looked_at_by_each_of_two_middlewares(server, clock):
+    server.answer = lambda _: SPENT
+    points, calls = policies = [Policy("10/s", name=name, clock=clock) for name in ("points", "calls")]
+
+    async def main():
+        middlewares = [shaped_aiohttp.shaped_middleware(policy=each) for each in policies]
+        async with aiohttp.ClientSession(middlewares=middlewares) as session:
+            response = await session.get(server.url)
+            return await response.read(), await response.read()
+
+    assert asyncio.run(main()) == (BODY, BODY)
+    assert (points.shaper.held(), calls.shaper.held()) == (60, 60)
+
+
 def test_a_429_of_ours_about_an_exhausted_account_names_its_reason(server, policy, both):
     library, ours = both
     server.answer = lambda _: SPENT
