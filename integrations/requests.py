@@ -315,9 +315,12 @@ def _hold(response: Any, admission: Admission) -> None:
 def _leaving(owner: Any, method: str, whole: Callable[[], Any], admission: Admission) -> Callable[[], Any]:
     # Weak references: a response that is dropped must be collected at once.
     itself, call = weakref.ref(owner), getattr(type(owner), method)
+    inner = vars(owner).get(method)  # set by another adapter inside this one
 
     def leaving() -> Any:
         try:
+            if inner is not None:
+                return inner()
             return None if itself() is None else call(itself())
         finally:
             # A garbage-collected body closes itself; one that was kept alone is closed by its user.

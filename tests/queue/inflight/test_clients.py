@@ -24,7 +24,7 @@ from shapekit.stores.sqlite import SQLiteStore
 
 from ...crew import in_threads
 from .bodies import Bodies
-from .rooms import PATIENCE_S, standing
+from .rooms import PATIENCE_S, given_back, standing
 
 CALLS = 24
 PERMITS = 4
@@ -279,6 +279,19 @@ def test_requests_gives_the_permit_back_however_the_body_is_given_up(how, server
         if how not in ("close raw alone", "drop"):
             assert standing(policy) == (0, 0)
         assert is_free(policy)
+
+
+def test_requests_is_in_flight_for_each_of_two_adapters_until_the_body_ends(server):
+    inner, outer = policies = Policy(concurrency=1), Policy(concurrency=1)
+    adapter = shaped_requests.ShapedAdapter(shaped_requests.ShapedAdapter(policy=inner), policy=outer)
+    with requests.Session() as session:
+        session.mount("http://", adapter)
+        response = session.get(f"{server.url}/held", stream=True)
+        given_back()
+        assert [*map(standing, policies)] == [(1, 0), (1, 0)]
+        server.let_go()
+        assert response.content == b"beginend"
+        assert [*map(standing, policies)] == [(0, 0), (0, 0)]
 
 
 class Here(BaseAdapter):
