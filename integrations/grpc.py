@@ -344,9 +344,10 @@ _READ_ALONE = "_SingleThreadedRendezvous"
 def _leave_when_cancelled(call: Any, over: Callable[[], None]) -> None:
     """Call `over` when a stream is cancelled whose end is noticed only while it is read."""
     whole, cancel = weakref.ref(call), type(call).cancel
+    inner = vars(call).get("cancel")  # set by another interceptor inside this one
 
     def cancel_and_leave() -> bool:
-        is_cancelled: bool = cancel(whole())
+        is_cancelled: bool = cancel(whole()) if inner is None else inner()
         if is_cancelled:
             over()
         return is_cancelled

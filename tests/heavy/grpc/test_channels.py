@@ -302,6 +302,22 @@ def test_a_single_threaded_stream_gives_its_permit_back(target):
         KINDS["unary_unary"](shaped)
 
 
+def test_a_single_threaded_stream_that_is_cancelled_gives_both_of_two_permits_back(target):
+    class Between(grpc.UnaryStreamClientInterceptor):
+        def intercept_unary_stream(self, continuation, details, request):
+            return continuation(details, request)
+
+    inner, outer = Policy(concurrency=1, max_wait=0), Policy(concurrency=1, max_wait=0)
+    options = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
+    with grpc.insecure_channel(target, options=options) as bare:
+        shaped = shape(grpc.intercept_channel(shape(bare, policy=inner), Between()), policy=outer)
+        stream = shaped.unary_stream("/test.Echo/Endless")(b"hi")
+        next(stream)
+        assert stream.cancel()
+        with inner.admit(), outer.admit():
+            pass
+
+
 @pytest.mark.parametrize("with_deadline", [False, True])
 def test_a_single_threaded_stream_that_is_cancelled_gives_its_permit_back(target, with_deadline):
     options = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
