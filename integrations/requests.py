@@ -197,8 +197,8 @@ class ShapedAdapter(BaseAdapter):
         except BaseException as error:
             admission.__exit__(type(error), error, error.__traceback__)
             raise
-        response.shapekit = ShapingInfo.of(admission)
         try:
+            response.shapekit = ShapingInfo.of(admission)
             if admission.holds_permit:
                 _hold(response, admission)
             if may_say(admission, response.status_code, response.headers):
