@@ -609,17 +609,23 @@ class Prefetch:
         entry.news.set()
 
     def _serve(self, entry: _KeyEntry, now: int) -> None:
-        """Serve the waiting calls in order, as far as the buffer goes."""
-        while entry.calls:
-            call = entry.calls[0]
-            if not call.is_gone:
-                cost, bound_us, _ = call.request
-                granted = entry.buffer.take(now, cost, bound_us)
-                if granted is None:
-                    return
+        """Serve the waiting calls in order, as far as the buffer goes. A call that has to go to the store,
+        because of its cost or its bound, does not keep the others from their slots.
+        """
+        waiting, entry.calls = entry.calls, []
+        for position, call in enumerate(waiting):
+            if not len(entry.buffer):
+                entry.calls += waiting[position:]
+                return
+            if call.is_gone:
+                continue
+            cost, bound_us, _ = call.request
+            granted = entry.buffer.take(now, cost, bound_us)
+            if granted is None:
+                entry.calls.append(call)
+            else:
                 call.granted = granted
                 call.alarm.set()
-            del entry.calls[0]
 
     # tending
 

@@ -69,6 +69,27 @@ def test_a_call_that_comes_right_after_a_trip_takes_no_slot_ahead_of_those_that_
     assert [call.granted.due_us for call in calls] == [slot.due_us for slot in slots[:3]]
 
 
+@pytest.mark.parametrize("request_", [(2, None, 7), (1, 5_000, 7)])
+def test_a_call_that_has_to_go_to_the_store_keeps_no_other_from_its_slot(
+    store, shaper_on, clock, monkeypatch, request_
+):
+    """It costs more, or may not wait so long. Calls behind it went to the store with it, for slots at the end
+    of the line, and those that came during that trip took the slots before these.
+    """
+    prefetch, now = shaper_on(store).core.prefetch, clock.now_us()
+    monkeypatch.setattr(prefetch, "_wake_fetcher", lambda *_: None)
+    state, slots = prefetch._reserve_many("key", [(9, None, 7)], (5, SECOND_US, 1))
+    entry = prefetch._entry("key")
+    entry.buffer.hear((*state[:3], state[4]), now - state[3], now, now, entry.buffer.doubts)
+    entry.buffer.fill([], slots[1:], now)
+    first, *behind = [
+        prefetch._taken("key", request, ThreadAlarm) for request in (request_, (1, None, 7), (1, None, 7))
+    ]
+    prefetch._serve(entry, now)
+    assert entry.calls == [first]
+    assert [call.granted.due_us for call in behind] == [slot.due_us for slot in slots[1:3]]
+
+
 @pytest.mark.parametrize("rate", ["70/s", "70/s; 1000/h"])
 def test_slots_that_have_passed_are_over_by_the_numbers_of_an_operator_too(store, shaper_on, clock, rate):
     """Its grid is finer than that of the code: read by that one, its places lie years ahead."""
