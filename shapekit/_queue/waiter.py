@@ -701,6 +701,11 @@ class _Questions:
         if (watch := self._watches.get(key)) is not None:
             watch.forget(self._clock.now_us(), is_news=is_news)
 
+    def under_way(self, key: str) -> _Question | None:
+        """The latest question about a key, if calls wait for its answer."""
+        question = self._by_key.get(key)
+        return question if question is not None and question.is_open else None
+
     def drop(self, key: str, question: _Question) -> None:
         """Drop a question that failed. Takes no lock either."""
         if self._by_key.get(key) is question:
@@ -758,7 +763,7 @@ class KeyStatus:
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
-        return (await self.heard(driver, key))[1]
+        return (await self._afresh(driver, key))[1]
 
     async def heard(self, driver: Driver, key: str, *, is_shared: bool = True) -> tuple[int, KeyState]:
         """The time at the answer, and the state as from `ask`; unless `is_shared`, by a separate question."""
@@ -805,12 +810,31 @@ class KeyStatus:
         prefetch = self.prefetch
         if prefetch is None or (buffer := prefetch.buffer_of(key)) is None:
             return await self.heard(driver, key)
+        doubts = buffer.doubts
+        if (question := self._questions.under_way(key)) is not None:
+            # Calls with earlier slots wait for its answer.
+            await question.wait(driver)
+            if question.answer is not None:
+                prefetch.hear(key, question.answer, question.asked_us, doubts)
+            elif question.is_open:
+                self._questions.drop(key, question)
         asked_us = self._clock.now_us()
         if (known := buffer.known(asked_us)) is not None:
             return asked_us, known
-        doubts = buffer.doubts
+        return await self._afresh(driver, key)
+
+    async def _afresh(self, driver: Driver, key: str) -> tuple[int, KeyState]:
+        """`heard`. If there are prefetched slots, they learn from the answer, and all calls leave by their
+        estimate of the store's clock.
+        """
+        prefetch = self.prefetch
+        if prefetch is None or (buffer := prefetch.buffer_of(key)) is None:
+            return await self.heard(driver, key)
+        asked_us, doubts = self._clock.now_us(), buffer.doubts
         heard_us, key_state = await self.heard(driver, key)
         prefetch.hear(key, key_state, asked_us, doubts)
+        if (known := buffer.known(heard_us)) is not None:
+            key_state = key_state._replace(ahead_us=known.ahead_us)
         return heard_us, key_state
 
     def ahead_of(self, generation: int, key_state: KeyState) -> int:

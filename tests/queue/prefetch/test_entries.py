@@ -2,11 +2,13 @@
 
 import threading
 
+import anyio
 import pytest
 
 from shapekit import Override, StoreUnavailableError
 from shapekit._queue.prefetch import _DESKS
-from shapekit._runtime.drivers import ThreadAlarm, run
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, ThreadAlarm, run
+from shapekit.algorithms.queue.wire import CONFIRM
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import changed
 
@@ -88,6 +90,50 @@ def test_a_call_that_has_to_go_to_the_store_keeps_no_other_from_its_slot(
     prefetch._serve(entry, now)
     assert entry.calls == [first]
     assert [call.granted.due_us for call in behind] == [slot.due_us for slot in slots[1:3]]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_call_that_knows_the_key_waits_for_the_answer_that_earlier_calls_wait_for(
+    store, shaper_on, clock, backend
+):
+    """Another trip has shown the state of the key meanwhile, and the later call left by that."""
+    shaper = shaper_on(store)
+    buffer, left = shaper.core.prefetch._entry("key").buffer, []
+
+    async def leave(name):
+        await shaper.core.status.leaving(TASKS, "key")
+        left.append(name)
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            group.start_soon(leave, "earlier")
+            await clock.asleep(0.01, AsyncAlarm())
+            now = clock.now_us()
+            buffer.hear((7, 0, 0, 0), -store.ahead_s * SECOND_US, now, now, buffer.doubts)
+            assert buffer.known(now) is not None
+            group.start_soon(leave, "later")
+
+    anyio.run(main, backend=backend)
+    assert left == ["earlier", "later"]
+    assert store.trips == {CONFIRM: 1}
+
+
+@pytest.mark.parametrize("asks", ["leaving", "ask"])
+def test_all_calls_leave_by_one_estimate_of_the_stores_clock(store, shaper_on, clock, asks):
+    """A call that asked for itself went by its answer alone, and one that knew the key left before it."""
+    shaper = shaper_on(store)
+    status, prefetch = shaper.core.status, shaper.core.prefetch
+    state, slots = prefetch._reserve_many("key", [(900, None, 7)], (5, SECOND_US, 1))
+    buffer, now = prefetch._entry("key").buffer, clock.now_us()
+    buffer.hear((*state[:3], state[4]), now - state[3] + 30_000, now - 80_000, now, buffer.doubts)
+    buffer.fill([], slots[1:], now)
+    clock.advance(2)
+    key_state = run(getattr(status, asks), "key")
+    if asks == "leaving":
+        _, key_state = key_state
+    known = buffer.known(clock.now_us())
+    assert key_state.ahead_us == known.ahead_us
+    assert key_state.ahead_us > status.store_clock.lead_us
 
 
 @pytest.mark.parametrize("rate", ["70/s", "70/s; 1000/h"])
