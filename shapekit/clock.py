@@ -627,7 +627,7 @@ class StoreClock:
     callers' clock `decides`, the store uses it too, and the lead is 0.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_known", "_trip_us", "decides", "trip_us")
+    __slots__ = ("__weakref__", "_answers", "_known", "_raised_us", "_trip_us", "decides", "trip_us")
 
     def __init__(self, *, decides: bool) -> None:
         self.decides = decides
@@ -639,6 +639,7 @@ class StoreClock:
         self._answers = 0
         self._known: tuple[int, int] | None = None
         self._trip_us = 0
+        self._raised_us = 0
         self.trip_us = 0
         """How long a quick trip takes; 0 until enough trips were made to tell."""
 
@@ -653,15 +654,19 @@ class StoreClock:
         if ahead_us is None or (ahead_us < asked_us - there_us and not self.decides):
             ahead_us = now_us - there_us
         self._known = ahead_us, now_us
-        self.took(now_us - asked_us)
+        self.took(asked_us, now_us)
         return ahead_us
 
-    def took(self, length_us: int) -> None:
-        """Record how long a trip took."""
-        trip_us, known_us = max(0, length_us), self._trip_us
-        is_quick = not self._answers or trip_us < known_us
-        # One slow answer, such as after this process was stopped, does not mean that the store is far away.
-        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
+    def took(self, asked_us: int, now_us: int) -> None:
+        """Record a trip that began at `asked_us`, and whose answer has arrived at `now_us`."""
+        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        if trip_us < known_us or not self._answers:
+            self._trip_us = trip_us
+        elif not asked_us < self._raised_us <= now_us:
+            # A stall of this process, or a crowd that asks at once, does not mean that the store is far away:
+            # however many answers it delays, they count as one.
+            self._trip_us = min(trip_us, known_us + known_us // _SLOWLY + 1)
+            self._raised_us = now_us
         self._answers += 1
         if self._answers >= _ENOUGH:
             self.trip_us = self._trip_us

@@ -712,7 +712,7 @@ class Prefetch:
         with self._lock:
             now = self._clock.now_us()
             if key_state[0] >= 0:  # else the answer may be a fallback's, without a trip
-                self._store_clock.took(now - asked_us)
+                self._store_clock.took(asked_us, now)
             known = (*key_state[:3], key_state[4])
             entry.buffer.hear(known, now - key_state[3], asked_us, now, doubts)
             if isinstance(todo, Ask):

@@ -16,6 +16,7 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import THREADS, AsyncAlarm, Twin, run
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, LATE, RESERVE
+from shapekit.clock import StoreClock
 from shapekit.errors import QuotaExhaustedError
 from tests.algorithms.queue.test_late import worst
 from tests.crew import Crew
@@ -192,6 +193,26 @@ def test_a_slow_answer_from_far_away_is_no_stall(stage, clock):
     stage.run()
     assert len(stage.left) == 60
     assert store.trips[LATE] <= 2
+
+
+@pytest.mark.parametrize("apart_us", [0, 200])
+def test_a_near_store_is_not_far_away_because_a_stall_or_a_crowd_delays_many_answers(apart_us):
+    """Late calls are not reported to a far store: all that a blocked loop had missed left together."""
+    store_clock = StoreClock(decides=True)
+    for number in range(3):
+        store_clock.took(number * SECOND, number * SECOND + 400)
+    for number in range(1, 51):
+        store_clock.took(3 * SECOND, 3 * SECOND + 10_000 + number * apart_us)
+    assert store_clock.trip_us <= 430
+
+
+def test_a_store_that_moves_far_away_is_known_to_be_far_after_a_while():
+    store_clock = StoreClock(decides=True)
+    for number in range(3):
+        store_clock.took(number * SECOND, number * SECOND + 400)
+    for number in range(3, 80):
+        store_clock.took(number * SECOND, number * SECOND + 20_000)
+    assert store_clock.trip_us == 20_000
 
 
 def test_a_waiting_call_is_not_refused_because_another_was_late(stage, clock):
