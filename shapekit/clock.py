@@ -627,7 +627,7 @@ class StoreClock:
     callers' clock `decides`, the store uses it too, and the lead is 0.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_known", "_raised_us", "_trip_us", "decides", "trip_us")
+    __slots__ = ("__weakref__", "_answers", "_counted_us", "_known", "_trip_us", "decides", "trip_us")
 
     def __init__(self, *, decides: bool) -> None:
         self.decides = decides
@@ -637,9 +637,9 @@ class StoreClock:
     def begin(self) -> None:
         """Start without answers: when made, and in a forked child."""
         self._answers = 0
+        self._counted_us = 0
         self._known: tuple[int, int] | None = None
         self._trip_us = 0
-        self._raised_us = 0
         self.trip_us = 0
         """How long a quick trip takes; 0 until enough trips were made to tell."""
 
@@ -660,14 +660,16 @@ class StoreClock:
     def took(self, asked_us: int, now_us: int) -> None:
         """Record a trip that began at `asked_us`, and whose answer has arrived at `now_us`."""
         trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        # A stall of this process, or a crowd that asks at once, does not mean that the store is far away: the
+        # answers that it delays count as one.
+        is_apart = not asked_us < self._counted_us <= now_us
         if trip_us < known_us or not self._answers:
             self._trip_us = trip_us
-        elif not asked_us < self._raised_us <= now_us:
-            # A stall of this process, or a crowd that asks at once, does not mean that the store is far away:
-            # however many answers it delays, they count as one.
+        elif is_apart:
             self._trip_us = min(trip_us, known_us + known_us // _SLOWLY + 1)
-            self._raised_us = now_us
-        self._answers += 1
+        if is_apart:
+            self._answers += 1
+            self._counted_us = now_us
         if self._answers >= _ENOUGH:
             self.trip_us = self._trip_us
 

@@ -206,6 +206,16 @@ def test_a_near_store_is_not_far_away_because_a_stall_or_a_crowd_delays_many_ans
     assert store_clock.trip_us <= 430
 
 
+def test_a_store_is_not_far_away_because_its_first_answers_are_slow():
+    """A process that starts asks several questions at once, while it connects and loads scripts."""
+    store_clock = StoreClock(decides=True)
+    for number in range(10):
+        store_clock.took(number, 100_000 + number)
+    assert not store_clock.trip_us
+    store_clock.took(SECOND, SECOND + 400)
+    assert store_clock.trip_us == 400
+
+
 def test_a_store_that_moves_far_away_is_known_to_be_far_after_a_while():
     store_clock = StoreClock(decides=True)
     for number in range(3):
