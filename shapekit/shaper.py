@@ -86,7 +86,7 @@ class Shaper:
         [True, True]
 
     Most callers want `schedule`, which reserves and sleeps until the slot comes, or `with shaper:`.
-    `reserve` only reserves. First come, first served: no call overtakes another. Each method has
+    `reserve` only reserves. First come, first served: no waiting call overtakes another. Each method has
     an awaitable twin with an `a` in front; threads, asyncio and trio may share one shaper.
 
     - `rate`: one rate or several, `"10/s; 100/min"`. The one with the shortest period is paced, the
