@@ -54,7 +54,7 @@ class _Verbatim(str):
     __slots__ = ()
 
 
-UNSHOWN = _Verbatim("…")
+UNSHOWN = _Verbatim("(not shown)")
 """Stands for the value of an option that may contain a password or a token."""
 
 _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000))

@@ -49,7 +49,7 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
-from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
+from shapekit.errors import UNSHOWN, ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Admission, Policy
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
@@ -461,7 +461,7 @@ def _redis_store(setting: str, url: str, tls: object) -> Store:
     except ConfigError as error:
         bound = f"does not lead to a store: with its options it {error.bound}"
         fix = 'set app.conf.shapekit_store to a URL such as "redis://localhost:6379/0", or to a RedisStore'
-        raise ConfigError(f"app.conf.{setting}", "(not shown)", bound, fix) from None
+        raise ConfigError(f"app.conf.{setting}", UNSHOWN, bound, fix) from None
 
 
 def _cert_reqs(value: Any) -> str:

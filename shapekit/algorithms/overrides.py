@@ -447,36 +447,21 @@ class SetQueue(_Overridden):
         return all(gate.max_cost == MAX_COUNT for gate in self.gates)
 
 
-class HeldQueue(SetQueue):
-    """A LeakyQueue that an operator holds."""
-
-    __slots__ = ("held_until_us",)
-    is_held: ClassVar[bool] = True
-
-
 class SetAdaptiveQueue(_Overridden, AdaptiveQueue):
     """An AdaptiveQueue whose bounds an operator has set."""
 
     __slots__ = ()
 
 
-class HeldAdaptiveQueue(SetAdaptiveQueue):
-    """An AdaptiveQueue that an operator holds."""
-
-    __slots__ = ("held_until_us",)
-    is_held: ClassVar[bool] = True
-
-
 def overridden(queue: LeakyQueue, *, held_until_us: int = 0, **numbers: Any) -> LeakyQueue:
     """An operator's copy of the queue, with `numbers` in place of its own; by default with the same."""
-    kinds: Any = (SetAdaptiveQueue, HeldAdaptiveQueue) if queue.adapts else (SetQueue, HeldQueue)
     own = {field: getattr(queue, field) for field in queue.fields} | numbers
     if not queue.adapts:
         paced = paced_of(own["rates"], own["pace"])
         if paced is None or paced.burst is not None:
             # Without a pace there is no burst; else it is part of the rate already.
             own["burst"] = numbers.get("burst")
-    made: _Overridden = kinds[held_until_us > 0](**own)
+    made: _Overridden = (SetAdaptiveQueue if queue.adapts else SetQueue)(**own)
     if held_until_us:
         made.hold_until(held_until_us)
     return made

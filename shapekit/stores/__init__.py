@@ -8,7 +8,7 @@ from os import PathLike
 from typing import TypeAlias
 
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError
+from shapekit.errors import UNSHOWN, ConfigError
 from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
 
@@ -49,7 +49,7 @@ def open_store(
         raise ConfigError(field, where.partition("://")[0], "is an unknown scheme", _FIX)
     if isinstance(store, str) and _NO_PATH.match(where):
         # This would become a file, and share nothing. It may contain a password.
-        shown = "(not shown)" if "@" in where else where
+        shown = UNSHOWN if "@" in where else where
         fix = 'write "redis://localhost:6379", "./name" for a file of that name, or nothing for memory'
         raise ConfigError(field, shown, "is neither a URL nor a path", fix)
     from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - with Redis, sqlite3 need not be loaded

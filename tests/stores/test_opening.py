@@ -83,7 +83,7 @@ def test_a_path_is_a_file(tmp_path, kind):
                 "localhost",
             )
         ),
-        ("user:secret@localhost:6379", "store='(not shown)' is neither a URL nor a path"),
+        ("user:secret@localhost:6379", "store=(not shown) is neither a URL nor a path"),
         ("memcached://:secret@localhost", "store='memcached' is an unknown scheme"),
         ("", "store='' is empty"),
         (7, "store=7 is not a store; pass a store such as RedisStore(client), a URL"),

@@ -81,13 +81,12 @@ class LeakyQueue(WiredQueue):
     """Whether the rate is adaptive."""
     is_set: ClassVar[bool] = False
     """Whether an operator has set its limits: then waiting calls move when these change."""
-    is_held: ClassVar[bool] = False
-    """Whether an operator holds it."""
-    held_until_us: int = 0
-    """Until when an operator holds it, in civil time; NEVER_US if without end."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
-    __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "slot_us", "p", "q", "paced")
+    __slots__ = (
+        *fields,
+        *("constraints", "civil", "held_until_us", "max_cost", "places", "slot_us", "p", "q", "paced"),
+    )
 
     rates: tuple[Rate, ...]
     burst: int
@@ -96,6 +95,8 @@ class LeakyQueue(WiredQueue):
     headroom: Fraction
     constraints: Constraints
     civil: bool
+    held_until_us: int
+    """Until when an operator holds it, in civil time: 0 if not at all, NEVER_US if without end."""
     slot_us: int
     """The length of a slot, rounded up."""
     max_cost: int
@@ -128,6 +129,7 @@ class LeakyQueue(WiredQueue):
             headroom=1 - part,
             constraints=constraints,
             civil=constraints.civil,
+            held_until_us=0,
             max_cost=constraints.max_cost(most),
             places=Places(constraints, p, p * (burst - 1), q, paced=paced is not None),
             slot_us=-(-p // q),
@@ -469,6 +471,11 @@ class LeakyQueue(WiredQueue):
         return due if self.constraints.algorithms or not self.paced else max(due, grant.start // self.q)
 
     # holding
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator holds it."""
+        return self.held_until_us > 0
 
     def held_us(self, civil_us: int) -> int:
         """How long an operator's hold lasts if it begins at this civil time; 0 if there is none."""

@@ -50,7 +50,7 @@ from shapekit._runtime.drivers import (
 from shapekit.algorithms.base import Undo
 from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
-from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
+from shapekit.errors import UNSHOWN, ConfigError, ShapekitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import (
     Apply,
@@ -419,7 +419,7 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
         if not is_torn:
             return pool
     fix = 'write one such as "redis://localhost:6379/0"'
-    raise ConfigError("url", "(not shown)", "is not a Redis URL", fix)
+    raise ConfigError("url", UNSHOWN, "is not a Redis URL", fix)
 
 
 def _connected(url: str, bounds: dict[str, Any]) -> Link:
