@@ -612,18 +612,14 @@ class Prefetch:
         """Serve the waiting calls in order, as far as the buffer goes. A call that has to go to the store,
         because of its cost or its bound, does not keep the others from their slots.
         """
-        waiting, entry.calls = entry.calls, []
-        for position, call in enumerate(waiting):
+        waiting = entry.calls = [call for call in entry.calls if not call.is_gone]
+        for call in tuple(waiting):
             if not len(entry.buffer):
-                entry.calls += waiting[position:]
                 return
-            if call.is_gone:
-                continue
             cost, bound_us, _ = call.request
             granted = entry.buffer.take(now, cost, bound_us)
-            if granted is None:
-                entry.calls.append(call)
-            else:
+            if granted is not None:
+                waiting.remove(call)
                 call.granted = granted
                 call.alarm.set()
 

@@ -92,6 +92,16 @@ def test_a_call_that_has_to_go_to_the_store_keeps_no_other_from_its_slot(
     assert [call.granted.due_us for call in behind] == [slot.due_us for slot in slots[1:3]]
 
 
+def test_no_slot_is_fetched_for_a_call_that_is_gone(store, shaper_on, clock, monkeypatch):
+    prefetch = shaper_on(store).core.prefetch
+    monkeypatch.setattr(prefetch, "_wake_fetcher", lambda *_: None)
+    gone, waiting = [prefetch._taken("key", (1, None, 7), ThreadAlarm) for _ in range(2)]
+    gone.is_gone = True
+    entry = prefetch._entry("key")
+    prefetch._serve(entry, clock.now_us())
+    assert entry.calls == [waiting]
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_call_that_knows_the_key_waits_for_the_answer_that_earlier_calls_wait_for(
     store, shaper_on, clock, backend
