@@ -179,6 +179,7 @@ def _put_back(broker: Any, message: Any, later: PutBack) -> None:
             # If this raised, Dramatiq would log it and acknowledge the message, which would be lost.
             log.warning("message %s cannot be put back yet: %s", message.message_id, error)
             time.sleep(AGAIN_S)
+            options = {}  # if only the answer was lost, the first copy has the slot
         else:
             break
     # Otherwise a result backend would store None as the result.

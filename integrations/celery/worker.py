@@ -527,21 +527,25 @@ class Delivery:
         self.start()
 
     def park(self, park: Park, holds: Holds, changes: Changes, remaining_s: float) -> None:
-        """Park the message with its slot, if it has one."""
-        is_ours, body = self.reservation is not None and not self.brings_slot, self.message.body
+        """Park the message with its slot, if it has one.
+
+        If this fails, the message may be parked nevertheless: the slot is left to that copy.
+        """
+        reservation, body = self.reservation, self.message.body
         # Two messages may have the same id in Celery; only a second delivery also has the same body.
         name = f"{self.name}:{crc32(body.encode() if isinstance(body, str) else body):x}"
-        if self.reservation is not None:
+        if reservation is not None:
             shaper = self.shaped.policy.shaper
-            if self.reservation.grant.held or self.brings_slot:
-                holds.note(shaper, self.reservation, park)
-            changes.note(shaper, self.reservation.key, park)
-            name = f"{group_of(shaper, self.reservation.key)}\n{name}"
-            slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
+            if reservation.grant.held or self.brings_slot:
+                holds.note(shaper, reservation, park)
+            changes.note(shaper, reservation.key, park)
+            name = f"{group_of(shaper, reservation.key)}\n{name}"
+            slot_header = SlotHeader.travelling(self.message.headers, reservation)
             self._carry(slot_header._replace(reservation=None) if self.has_given_up else slot_header)
-            # Even if no answer comes, the message may be parked with the slot.
-            self.brings_slot = True
-        if not park.put(name, remaining_s, self.message) and is_ours:
+        self.reservation = None
+        is_new = park.put(name, remaining_s, self.message)
+        self.reservation = reservation
+        if not is_new and not self.brings_slot:
             # A duplicate delivery whose first copy is parked already, with a slot.
             self.give_back()
 

@@ -96,3 +96,19 @@ def test_a_message_that_other_middleware_enqueues_again_takes_another_slot(run, 
     assert (first, second, again) == (None, None, None)
     assert brought is not None
     assert policy.quotas()[0].used == 2
+
+
+def test_a_message_that_is_put_back_twice_takes_two_slots(run, policy, monkeypatch):
+    """The broker got the first copy, but its answer was lost."""
+    enqueue, lost = RedisBroker.enqueue, []
+
+    def losing(self, message, *, delay=None):
+        sent = enqueue(self, message, delay=delay)
+        if delay is not None and not lost:
+            lost.append(message.options[SLOT_HEADER])
+            raise ConnectionResetError
+        return sent
+
+    monkeypatch.setattr(RedisBroker, "enqueue", losing)
+    assert run(policy, ends=3) == [0, 1, 1]
+    assert policy.quotas()[0].used == 3

@@ -96,6 +96,30 @@ def test_one_message_is_parked_once_and_another_of_the_same_id_as_well(worker, i
     assert worker.used == (0 if is_early else 2)
 
 
+@pytest.mark.parametrize("is_parked", [True, False])
+def test_a_message_that_may_be_parked_leaves_its_slot_to_the_parked_copy(worker, delivery, is_parked):
+    """The acknowledgement, or the answer of the server with the parked messages, was lost."""
+
+    class Lost(Names):
+        def put(self, name, wait_s, message):
+            if is_parked:
+                super().put(name, wait_s, message)
+            raise OSError
+
+    others = SimpleNamespace(note=lambda *_, **__: None)
+    names = Lost()
+    with pytest.raises(OSError):
+        delivery.park(names, others, others, 0.5)
+    assert delivery.give_back()
+    assert worker.used == 1
+    # It tries again with another slot, and needs none if the copy is there.
+    assert delivery.remaining() == pytest.approx(0.6)
+    again = Names()
+    again.names = names.names
+    delivery.park(again, others, others, 0.6)
+    assert worker.used == (1 if is_parked else 2)
+
+
 def test_in_the_pool_a_slot_that_moved_ahead_is_confirmed_again_when_it_comes(clock, monkeypatch):
     """Late calls of other workers move the line, also while a task waits."""
     shaped = Eager(clock).shaped(lambda: None, {"rate": "20/s"}).shaped
