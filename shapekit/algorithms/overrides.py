@@ -157,7 +157,7 @@ Overrides: TypeAlias = tuple[Override, ...]
 
 def quotas(text: str | None) -> list[Quota]:
     """The quotas in the text of an override."""
-    return [_quota(part.strip()) for part in text.split(";")] if text else []
+    return [] if text is None else [_quota(part.strip()) for part in text.split(";")]
 
 
 def _quota(text: str) -> Quota:

@@ -96,6 +96,7 @@ def test_keys_and_spans(place, policy):
         (["set", "stripe", "--off", "--hold"], "--off and --hold are both given"),
         (["set", "stripe", "5/s", "--off"], "state='off' conflicts with rate"),
         (["set", "stripe", "--quota", "x"], "quota='x' is not a budget; write \"1_000_000/month\""),
+        (["set", "stripe", "--quota", ""], "quota='' is not a budget; write \"1_000_000/month\""),
         (
             ["set", "stripe", "--quota", "5/fortnight"],
             "quota='5/fortnight' is not a period of a quota; use one of",
