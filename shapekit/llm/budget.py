@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -29,6 +30,7 @@ from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy
 from shapekit.rate import (
     AS_CONFIGURED,
+    COUNT,
     SECOND_US,
     Duration,
     Rate,
@@ -140,9 +142,10 @@ class LLMBudget:
             "output_tokens": output_tokens,
         }
         for field, limit in given.items():
-            if exactly(limit) is not None:
+            number = limit.strip() if isinstance(limit, str) else limit
+            if exactly(number) is not None or (isinstance(number, str) and re.fullmatch(COUNT, number)):
                 # Other rates would be per second, and limits of models are published per minute.
-                raise ConfigError(field, limit, "does not say in which time", f'write {field}="{limit}/min"')
+                raise ConfigError(field, limit, "does not say in which time", f'write {field}="{number}/min"')
         if capacity is not None and tokens is None and input_tokens is None and output_tokens is None:
             raise ConfigError("capacity", capacity, "has no rate of tokens to apply to", _FIX)
         gates = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from types import SimpleNamespace
-from typing import Any, Self, get_origin, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
@@ -164,13 +164,17 @@ class AsyncSettledStream(_Listened):
 
 
 _LATER = 'write: {} budget.admit({{"messages": …}}) as call, client.messages.stream(…) as stream'
+_EACH_TURN = "wrap client.messages.create, and call it for each turn"
 _AWAITED = "wrap the coroutine function itself"
 _NOTHING = TokenUsage(0, 0)
 
 
 def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any:
     """The function with each call admitted by its arguments and settled by its answer."""
-    if (entered := _manages(function)) is not None:
+    kinds = _annotated(function)
+    if any(hasattr(kind, "until_done") for kind in kinds):
+        raise ConfigError("function", function, "returns a runner that sends a request a turn", _EACH_TURN)
+    if (entered := _manages(function, kinds)) is not None:
         raise _later(function, entered)
     parameters, is_exact = signature_of(function), _takes_what_it_says(function)
     send: Any = _with_headers(function) or function
@@ -319,27 +323,33 @@ def _entered_by(kind: Any) -> str | None:
     return "async with" if hasattr(kind, "__aenter__") else None
 
 
-def _manages(function: Any) -> str | None:
+def _manages(function: Any, kinds: Sequence[Any]) -> str | None:
     """How the context manager is entered that a function is annotated to return; None without one.
 
     Such a function is refused before it is called: an asynchronous manager of the SDKs holds a coroutine that
     only the manager can await or close.
     """
-    behind = inspect.unwrap(function)
     is_async = _is(inspect.iscoroutinefunction, function)
     resource = getattr(getattr(function, "__wrapped__", None), "__self__", None)
     streaming = getattr(resource, "with_streaming_response", None)
     if streaming is not None and getattr(streaming, getattr(function, "__name__", ""), None) is function:
         return "async with" if is_async else "with"
+    sends_now = ("__await__", "__iter__", "__aiter__", "usage")
+    ways = {None if any(hasattr(kind, name) for name in sends_now) else _entered_by(kind) for kind in kinds}
+    return ways.pop() if len(ways) == 1 and not is_async else None
+
+
+def _annotated(function: Any) -> list[Any]:
+    """The classes that a function is annotated to return: several for a union, none if that is unknown."""
+    behind = inspect.unwrap(function)
     annotation = getattr(behind, "__annotations__", {}).get("return")
-    if is_async or annotation is None:
-        return None
+    if annotation is None:
+        return []
     try:
         # Only this annotation: others may need names that are imported only for type checkers.
         only = SimpleNamespace(__annotations__={"return": annotation})
         kind = get_type_hints(only, getattr(behind, "__globals__", {}))["return"]
     except Exception:
-        return None
-    kind = get_origin(kind) or kind
-    sends_now = any(hasattr(kind, name) for name in ("__await__", "__iter__", "__aiter__", "usage"))
-    return None if sends_now else _entered_by(kind)
+        return []
+    union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return [get_origin(part) or part for part in union]

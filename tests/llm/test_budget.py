@@ -471,6 +471,7 @@ MISTAKES = {
     "no rate of requests": ({"requests": "5 per fortnight", "tokens": "5/s"}, "requests rate"),
     "tokens per what?": ({"tokens": 90_000}, "tokens"),
     "input per what?": ({"input_tokens": 9.5, "output_tokens": "5/s"}, "input_tokens"),
+    "text without a period": ({"tokens": " 90k "}, "tokens"),
     "requests per what?": ({"requests": 500, "tokens": "5/s"}, "requests"),
     "no wait": ({"tokens": "5/s", "max_wait": "soon"}, "max_wait"),
     "a wait before": ({"tokens": "5/s", "max_wait": -1}, "max_wait"),

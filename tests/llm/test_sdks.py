@@ -153,6 +153,7 @@ MANAGERS = (
     "openai.chat.completions.stream",
     "openai.responses.stream",
     "openai.chat.completions.with_streaming_response.create",
+    "openai.beta.threads.runs.stream",
 )
 
 
@@ -162,6 +163,11 @@ def test_a_manager_of_a_stream_is_refused_before_it_is_made(clients, one, refuse
     error = refused(lambda: one.wrap(method), "function")
     entered = "async with" if clients.is_async else "with"
     assert f"write: {entered} budget.admit" in str(error)
+
+
+def test_a_runner_of_tools_is_refused_as_it_sends_a_request_for_each_turn(clients, one, refused):
+    error = refused(lambda: one.wrap(clients.anthropic.beta.messages.tool_runner), "function")
+    assert "wrap client.messages.create, and call it for each turn" in str(error)
 
 
 def test_a_failed_connection_costs_neither_tokens_nor_a_slot(one, used, free_port):
