@@ -6,6 +6,7 @@ The functions check options, and bring those that have several forms into one.
 
 # No `from __future__ import annotations`: evaluating a TypedDict's textual annotations slows the import.
 import builtins
+import re
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
@@ -161,6 +162,10 @@ FIELDS = ("rate", *(name for name in PolicyOptions.__annotations__ if name not i
 """The fields that a table may have: all options but store and clock, which the program chooses."""
 _LIMITS = ("rate", "quota", "gates", "concurrency", "adaptive")
 """The fields of which a table needs at least one."""
+DOTTED = 'put a name with dots in quotes, such as ["a.b"]'
+"""The fix for a table in a table that is not known there: TOML reads [llm.spend] as `spend` in `llm`."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A name that TOML reads without quotes."""
 
 
 def tables_of(path: str | PathLike[str]) -> dict[str, Any]:
@@ -186,7 +191,9 @@ def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
     table = tables.get(name) if isinstance(name, str) else None
     if not isinstance(table, dict):
         known = ", ".join(key for key, value in tables.items() if isinstance(value, dict))
-        fix = f"write [{name:.80}]" if isinstance(name, str) else "pass its name as text"
+        fix = "pass its name as text"
+        if isinstance(name, str):
+            fix = f"write [{name:.80}]" if _BARE.fullmatch(name) else f'write ["{name:.80}"]'
         if known:
             fix += f", or use one of: {known:.200}"
         raise ConfigError("name", name, f"is not a table of {path}", fix)
@@ -199,7 +206,8 @@ def fields_of(table: object) -> dict[str, Any]:
         raise ConfigError("fields", table, "is not a table", 'pass a dict such as {"rate": "10/s"}')
     for field in table:
         if field not in FIELDS:
-            raise ConfigError("field", field, "is unknown", f"use some of {', '.join(FIELDS)}")
+            fix = DOTTED if isinstance(table[field], Mapping) else f"use some of {', '.join(FIELDS)}"
+            raise ConfigError("field", field, "is unknown", fix)
     fields = dict(table)
     if isinstance(fields.get("quota"), Mapping):
         fields["quota"] = strategy_of("quota", {"strategy": "quota", **fields["quota"]})

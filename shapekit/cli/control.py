@@ -51,6 +51,7 @@ from shapekit.cli.output import (
     store_option,
     table,
 )
+from shapekit.config import DOTTED
 from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
@@ -325,7 +326,10 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
         }
         for name, overrides in desired.items():
             for override in overrides:
-                _check(opened, name, override)
+                try:
+                    _check(opened, name, override)
+                except ConfigError as error:
+                    raise error.within(_place(file, name, override.key)) from None
         stored = opened.all_overrides()
         changes = {}
         for name, overrides in desired.items():
@@ -520,15 +524,18 @@ def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Itera
     """The overrides in a table."""
     if not isinstance(fields, dict):
         raise CommandError(f"{file}: {name} is outside of any table; put it under one such as [stripe]")
+    if not name:
+        raise CommandError(f"{file}: the name of a table is empty; give the name of a policy")
     own = {field: value for field, value in fields.items() if field != _KEYS}
     keys = fields.get(_KEYS, {})
     if not isinstance(keys, dict) or not all(isinstance(value, dict) for value in keys.values()):
         raise CommandError(f'{file} [{name}]: keys is not a table of tables; write [{name}.keys."gold-*"]')
     for key, entry in [*([(None, own)] if own else []), *keys.items()]:
-        where = f"{file} [{name}{f'.keys.{key!r}' if key else ''}]"
-        for field in entry:
+        where = _place(file, name, key)
+        for field, value in entry.items():
             if field not in _FIELDS:
-                raise CommandError(f"{where} {field} is unknown; use some of {', '.join(_FIELDS)}")
+                fix = DOTTED if isinstance(value, dict) else f"use some of {', '.join(_FIELDS)}"
+                raise CommandError(f"{where} {field} is unknown; {fix}")
         change = {field: value for field, value in entry.items() if field != "rate"}
         try:
             full_change: Any = {**change, "key": key}
@@ -539,6 +546,11 @@ def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Itera
             click.echo(printable(f"shapekit: {where} ended at {_at(override.until)} UTC"), err=True)
         else:
             yield override
+
+
+def _place(file: str, policy: str, key: str | None) -> str:
+    """The table of a file that an override comes from."""
+    return f"{file} [{policy}{'' if key is None else f'.keys.{key!r}'}]"
 
 
 def _check(store: Any, policy: str, override: Override) -> None:

@@ -248,10 +248,10 @@ def page(out: Console, logs: Sequence[Log], seconds: float) -> Group:
 @click.command()
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.5, 60),
+    type=float,
     default=7.2,
     show_default=True,
-    help="How long each of the two runs lasts.",
+    help="How long each of the two runs lasts, from 0.5 to 60.",
 )
 @json_option
 def demo(seconds: float, as_json: bool) -> None:
@@ -261,6 +261,8 @@ def demo(seconds: float, as_json: bool) -> None:
     after one too many. Three processes call it as they like, and then at one rate that they share through a
     file. It ends by itself, and nothing stays behind.
     """
+    if not 0.5 <= seconds <= 60:
+        raise CommandError(f"seconds={seconds:g} is not from 0.5 to 60; give --seconds 7.2")
     if as_json:
         runs = _both(seconds, lambda logs: None)
         figures = {name: _plain(log) for name, log in zip(("unshaped", "shaped"), runs, strict=True)}

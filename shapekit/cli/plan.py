@@ -33,7 +33,7 @@ from shapekit.cli.output import (
     table,
 )
 from shapekit.clock import ManualClock
-from shapekit.errors import span_words
+from shapekit.errors import ConfigError, span_words
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
 from shapekit.stores.base import changed
@@ -290,7 +290,10 @@ def _override(store: str | None, name: str, key: str | None) -> Override | None:
 
 
 def _budget(quota: str, tz: str | None) -> Quota:
-    budget = Quota(quota)
+    try:
+        budget = Quota(quota)
+    except ConfigError as error:
+        raise error.within("quota") from None
     # Periods of equal spans do not depend on midnight, and so not on a zone.
     return Quota(quota, tz=tz) if budget.per in ("day", "week", "month") else budget
 

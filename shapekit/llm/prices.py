@@ -15,6 +15,7 @@ from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit.algorithms.quota import Quota
+from shapekit.config import DOTTED
 from shapekit.errors import ConfigError, amount_text
 from shapekit.llm.usage import TokenUsage
 from shapekit.rate import COUNT, MAX_COUNT, count_of, exactly
@@ -181,9 +182,10 @@ def _price(model: str, table: object) -> Price:
     where = f"prices[{model!r}]"
     if not isinstance(table, Mapping):
         raise ConfigError(where, table, "is not a table of prices", _FIX)
-    for name in table:
+    for name, price in table.items():
         if name not in Price._fields:
-            raise ConfigError(where, name, "is unknown", f"use {', '.join(Price._fields)}")
+            fix = DOTTED if isinstance(price, Mapping) else f"use {', '.join(Price._fields)}"
+            raise ConfigError(where, name, "is unknown", fix)
     for name in ("input", "output"):
         if name not in table:
             raise ConfigError(where, dict(table), f"has no price of {name} tokens", _FIX)

@@ -55,7 +55,9 @@ PROBLEMS = {
     'gates = [{strategy = "gcra"}]': "[bad] gates[0].rate=None is missing",
     'rate = "10/s"\nenforce = "no"': "[bad] enforce='no' is neither True nor False",
     'rate = "10/s"\nkey = "{"': "[bad] key='{' is not a template",
-    'rate = "10/s"\n[bad.deeper]\nrate = "1/s"': "[bad] field='deeper' is unknown",
+    'rate = "10/s"\n[bad.deeper]\nrate = "1/s"': (
+        "[bad] field='deeper' is unknown; put a name with dots in quotes, such as [\"a.b\"]"
+    ),
 }
 
 

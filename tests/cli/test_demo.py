@@ -202,7 +202,7 @@ def test_no_process_outlives_a_demo_that_is_killed():
 # what goes wrong
 
 
-@pytest.mark.parametrize(("seconds", "words"), [("0", "0.5"), ("soon", "'soon'")])
+@pytest.mark.parametrize(("seconds", "words"), [("0", "0.5"), ("nan", "nan is not"), ("soon", "'soon'")])
 def test_bad_input_is_one_line(seconds, words, temporary):
     assert words in complaint(shapekit("demo", "--seconds", seconds))
     assert list(temporary.iterdir()) == []

@@ -244,6 +244,7 @@ def test_a_start_may_name_its_own_zone(start, run):
         (["10/s", "--calls", "5", "--cost", "0"], "cost=0 is not"),
         (["10/s", "--calls", "5", "--burst", "0"], "burst=0 is not"),
         (["10/s", "--calls", "5", "--quota", "3/fortnight"], "per='fortnight' is not a period of a quota"),
+        (["--calls", "5", "--quota", ""], "quota limit='' is not a budget"),
         (["10/s", "--calls", "5", "--quota", "3/day", "--cost", "4"], "cost=4 exceeds the limit of 3"),
         (["10/s", "--calls", "5", "--tz", "Mars/Base"], "tz='Mars/Base' is not a known time zone"),
         (["10/s", "--calls", "5", "--tz", "/etc"], "tz='/etc' is not a known time zone"),

@@ -198,6 +198,16 @@ def test_a_file_is_applied_after_it_was_shown(place, policy, tmp_path):
         ("[stripe]\ncolour = 5", "[stripe] colour is unknown; use some of rate, burst"),
         ('[stripe]\nkeys = "x"', "keys is not a table of tables"),
         ('[stripe.keys."a"]\nburst = -1', "[stripe.keys.'a'] burst=-1 is not a whole number"),
+        (
+            '[stripe]\nrate = "5/s"\n[stripe.keys.a]\nquota = "5/day"',
+            "[stripe.keys.'a'] quota='5/day' changes no",
+        ),
+        ('[stripe.keys.""]\nrate = "5/s"', "[stripe.keys.''] key='' is neither a key nor a beginning"),
+        ('[""]\nrate = "5/s"', "the name of a table is empty; give the name of a policy"),
+        (
+            '[stripe.eu]\nrate = "5/s"',
+            '[stripe] eu is unknown; put a name with dots in quotes, such as ["a.b"]',
+        ),
         ("[stripe", "is not TOML"),
     ],
 )

@@ -116,6 +116,7 @@ def test_the_error_about_an_unknown_table_lists_the_known_ones(refused, write, n
 
 def test_a_file_without_tables_is_refused(refused, write):
     assert refused(lambda: Policy.from_toml(write("a = 1"), "a"), "name").fix == "write [a]"
+    assert refused(lambda: Policy.from_toml(write("a = 1"), "a.b"), "name").fix == 'write ["a.b"]'
     assert refused(lambda: Policy.from_toml(write("a = 1"), None), "name").fix == "pass its name as text"
 
 

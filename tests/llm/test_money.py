@@ -117,6 +117,17 @@ def test_prices_come_from_a_file(tmp_path, name, text, form, encoding):
     assert list(prices.models) == ["some", "other"]
 
 
+def test_a_model_with_a_dot_in_its_name_needs_quotes(tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_text("[gpt-4.1]\ninput = 2\noutput = 8\n")
+    with pytest.raises(
+        ConfigError, match=r"prices\['gpt-4'\]='1' is unknown; put a name with dots in quotes"
+    ):
+        prices_from(file)
+    file.write_text('["gpt-4.1"]\ninput = 2\noutput = 8\n')
+    assert list(prices_from(file).models) == ["gpt-4.1"]
+
+
 @pytest.mark.parametrize(
     ("table", "field", "bound"),
     [
