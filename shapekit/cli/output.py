@@ -109,12 +109,12 @@ def span(seconds: float) -> str:
 
 
 def clock(epoch_s: float) -> str:
-    """An instant as the operator's clock shows it; with the date if it is a day or more ahead."""
+    """An instant as the operator's clock shows it; with the date if it is nearly a day or more ahead."""
     ahead_s = epoch_s - time.time()
     if ahead_s > _FAR_S:
         return "over a year from now"
     then = datetime.fromtimestamp(epoch_s, UTC).astimezone()
-    return f"{then:%H:%M:%S}" if ahead_s < _DAY_S else f"{then:%Y-%m-%d %H:%M}"
+    return f"{then:%H:%M:%S}" if ahead_s < _DAY_S - 60 else f"{then:%Y-%m-%d %H:%M}"
 
 
 def limit_text(program: Described) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import click
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -320,7 +321,7 @@ class Page:
         """A line for each key. If not all fits, keys, limits and uses are cut, but not the waits."""
         lines = [_cells(row) for row in rows]
         for line in lines:
-            self._widths = [max(wide, len(cell)) for wide, cell in zip(self._widths, line, strict=True)]
+            self._widths = [max(wide, cell_len(cell)) for wide, cell in zip(self._widths, line, strict=True)]
         shown = [*range(len(COLUMNS))]
         if self._room(width, shown) < 0:
             shown.remove(COLUMNS.index("next slot"))  # the wait says the same
@@ -345,10 +346,12 @@ class Page:
 def _lines(rows: Iterable[Row]) -> Iterator[str]:
     """A line for each key, without cuts: fit for grep, and quick for any number of keys."""
     lines = [COLUMNS, *map(_cells, rows)]
-    key, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    key, *others = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     widths = [min(_WIDEST_KEY, key), *others]
     for line in lines:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        # Letters of some languages are two cells wide.
+        cells = [cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
 
 
 def _cells(row: Row) -> tuple[str, ...]:

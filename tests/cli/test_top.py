@@ -12,6 +12,8 @@ from statistics import median
 
 import pytest
 from redis import Connection
+from rich.cells import cell_len
+from rich.console import Console
 
 from shapekit import (
     GCRA,
@@ -266,6 +268,20 @@ def test_columns_keep_their_widths(played):
     assert widths() == longer
     assert wide[COLUMNS.index("wait")] == len("59 min 59 s")
     assert sum(widths(100)) + 2 * (len(COLUMNS) - 1) <= 100
+
+
+def test_letters_that_are_two_cells_wide_are_neither_cut_nor_out_of_column(tmp_path):
+    store = SQLiteStore(tmp_path / "limits.db")
+    shaper = Shaper("1/h", name="api", store=store)
+    assert all(shaper.reserve(key) for key in ("日本語のお客様", "acme"))
+    console = Console(width=200)
+    with console.capture() as live:
+        console.print(Page().table([row_of(seen) for seen in store.survey()], console.width))
+    for page in (live.get(), shapekit("top", "--once", "--store", str(tmp_path / "limits.db")).stdout):
+        lines = [line.partition(" 1/h ")[0] for line in page.splitlines() if " 1/h " in line]
+        assert {line.strip() for line in lines} == {"api:日本語のお客様", "api:acme"}
+        assert len({cell_len(line) for line in lines}) == 1
+    store.close()
 
 
 @pytest.mark.parametrize(
@@ -557,4 +573,4 @@ def test_durations_and_instants_stay_readable():
     assert clock(1e14) == "over a year from now"
     now = time.time()
     assert len(clock(now + 86_000)) == len("23:22:45"), "also where midnight lies between"
-    assert len(clock(now + 87_000)) == len("2026-11-26 23:39")
+    assert len(clock(now + 86_399)) == len("2026-11-26 23:39"), "tomorrow's 12:00:00, at 12:00:01"
