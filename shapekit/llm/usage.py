@@ -115,7 +115,7 @@ class StreamUsage:
         """Whether the usage is final, although the stream may go on."""
 
     def hear(self, item: Any) -> bool:
-        """Read the next item, a chunk or an event; later counts replace earlier ones.
+        """Read the next item, a chunk or an event; later counts replace earlier ones, but a 0 does not.
 
         Returns whether the item has text of the answer.
         """
@@ -128,10 +128,13 @@ class StreamUsage:
 
     def _hear(self, item: Any) -> bool:
         usage = _field(item, "usage") or _field(_field(item, "x_groq"), "usage")
-        for part in (_field(item, "message"), _field(item, "response")):
-            self._fields |= _counts(_field(part, "usage"))
         fields = _counts(usage, item)
-        self._fields |= fields
+        told = [_counts(_field(_field(item, name), "usage")) for name in ("message", "response")]
+        for counts in (*told, fields):
+            # A zero takes nothing back: some servers repeat the input as 0 with the last output.
+            self._fields |= {
+                name: count for name, count in counts.items() if count or name not in self._fields
+            }
         self._is_whole = self._is_whole or bool(fields)
         texts = [*_new_texts(item)]
         self._texts += texts

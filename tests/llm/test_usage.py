@@ -230,6 +230,10 @@ CACHED = {
 }
 TEXT = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "yes"}}
 DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 15}}
+ZERO_INPUT = {
+    **DELTA,
+    "usage": {"input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 15},
+}
 STOP = {"type": "message_stop"}
 CHUNK = {"choices": [{"delta": {"content": "yes"}}], "usage": None}
 COUNTED = {"choices": [{"delta": {"content": "yes"}}], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}
@@ -247,6 +251,7 @@ STREAMS = {
     # items, after how many the usage is known, the usage at the end
     "messages": ([START, TEXT, DELTA, STOP], 3, (25, 15)),
     "messages with a cache": ([CACHED, TEXT, DELTA, STOP], 3, (125, 15, 0, 100)),
+    "messages that repeat their input as 0": ([CACHED, TEXT, ZERO_INPUT, STOP], 3, (125, 15, 0, 100)),
     "messages cut off": ([START, TEXT], None, None),
     "chat": ([CHUNK, CHUNK, LAST], 3, (5, 7)),
     "chat without": ([CHUNK, CHUNK], None, None),
