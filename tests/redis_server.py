@@ -101,6 +101,8 @@ class RedisServer:
             while True:
                 try:
                     client.ping()
+                except redis.AuthenticationError:  # it answers, and wants a password
+                    return self
                 except redis.ConnectionError:
                     if time.monotonic() > deadline or self._process.poll() is not None:
                         raise

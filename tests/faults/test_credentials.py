@@ -15,10 +15,8 @@ SECRET = "s3cr3t-of-ours"
 
 @pytest.fixture
 def guarded():
-    server = RedisServer("--requirepass", SECRET)
-    server.launch()
-    yield server
-    server.close()
+    with RedisServer("--requirepass", SECRET) as server:
+        yield server
 
 
 def url_of(server, password):
@@ -72,6 +70,8 @@ def test_a_wrong_password_is_not_shown(guarded, gate_on, caplog):
     gate = gate_on(store)
     with pytest.raises(StoreUnavailableError) as caught:
         gate.check()
+    assert str(caught.value).startswith("Redis refused: ")
+    assert "; check the user and the password" in str(caught.value)
     texts += [everything_in(caught.value), repr(gate)]
     resilient = ResilientStore(store, on_outage="closed", timeout=TIMEOUT_S)
     gate = gate_on(resilient)

@@ -32,9 +32,11 @@ from redis.asyncio.cluster import PipelineCommand
 from redis.client import NEVER_DECODE
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterCrossSlotError,
     ClusterDownError,
     MovedError,
+    NoPermissionError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
@@ -58,6 +60,11 @@ REFRESH_PAUSE_S = 1.0
 _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
 _APART = (AskError, ClusterCrossSlotError)
 """The errors that a plain client gets from a cluster: a key is elsewhere, or the keys of a call are apart."""
+_FIXES = {
+    _APART: "; this is one server of a Redis Cluster: pass a RedisCluster",
+    (AuthenticationError,): "; check the user and the password that are given with its URL or client",
+    (NoPermissionError,): "; give the user this right",
+}
 
 
 class Map:
@@ -536,15 +543,12 @@ def closed() -> StoreUnavailableError:
 
 
 def unavailable(error: Exception) -> StoreUnavailableError:
-    """An error of a client as StoreUnavailableError. The texts of such errors contain no credentials."""
-    return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}{_fix(error)}")
+    """An error of a client, or one that the server replied, as StoreUnavailableError.
 
-
-def refused(reply: Exception) -> StoreUnavailableError:
-    """The error for calls to which the server replied with an error."""
-    return StoreUnavailableError(f"Redis refused: {reply}{_fix(reply)}")
-
-
-def _fix(error: Exception) -> str:
-    """How to fix an error whose own text does not say it."""
-    return "; this is one server of a Redis Cluster: pass a RedisCluster" if isinstance(error, _APART) else ""
+    The texts of such errors contain no credentials.
+    """
+    is_reply = isinstance(error, ResponseError | AuthenticationError)
+    text = f"refused: {error}" if is_reply else f"does not answer: {type(error).__name__}: {error}"
+    # The text of the error itself does not say how to fix it.
+    fix = next((fix for kinds, fix in _FIXES.items() if isinstance(error, kinds)), "")
+    return StoreUnavailableError(f"Redis {text}{fix}")

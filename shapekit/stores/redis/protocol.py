@@ -47,7 +47,7 @@ from shapekit.errors import ConfigError, ShapekitError, whose
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import DamagedStateError, Key, Settings, Stored, beyond, continued, part_keys, warn
 from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
-from shapekit.stores.redis.connections import refused
+from shapekit.stores.redis.connections import unavailable
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
@@ -683,7 +683,7 @@ def _checked(reply: Any) -> Any:
     if at >= 0:
         fix = "pass plain numbers in bounds"
         raise ConfigError("call", text[at + 10 :], "was refused by the script", fix)
-    raise refused(reply) from reply
+    raise unavailable(reply) from reply
 
 
 _NEEDS = "-- needs "
