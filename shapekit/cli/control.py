@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -241,7 +241,9 @@ def set_(
         state = "off" if off else "held" if hold else "on"
         change: Change = {"key": key, "state": state, "reason": reason, "until": until, **limits}  # type: ignore[typeddict-item]
         override = override_of(rate, change, by or set_by(), now)
-        _check(opened, policy, override)
+        known = _programs(opened, policy)
+        _check(known, override)
+        _warn(opened, policy, known, [override])
         before, _ = run(changed, opened, policy, placed(override))
     text = f"{_shown(policy, override.key)}: {override.words}{_ends(override)}"
     for old in before:
@@ -325,11 +327,14 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
             for name, fields in tables_of(file).items()
         }
         for name, overrides in desired.items():
+            known = _programs(opened, name)
             for override in overrides:
                 try:
-                    _check(opened, name, override)
+                    _check(known, override)
                 except ConfigError as error:
                     raise error.within(_place(file, name, override.key)) from None
+            if overrides:
+                _warn(opened, name, known, overrides)
         stored = opened.all_overrides()
         changes = {}
         for name, overrides in desired.items():
@@ -553,17 +558,26 @@ def _place(file: str, policy: str, key: str | None) -> str:
     return f"{file} [{policy}{'' if key is None else f'.keys.{key!r}'}]"
 
 
-def _check(store: Any, policy: str, override: Override) -> None:
-    """Raise ConfigError for what a known program of the policy cannot have; warn if none is known."""
-    known = store.programs(policy)
+def _programs(store: Any, policy: str) -> Sequence[Any]:
+    """The programs of a policy that the store knows."""
+    known: Sequence[Any] = store.programs(policy)
+    return known
+
+
+def _check(known: Iterable[Any], override: Override) -> None:
+    """Raise ConfigError for what a known program of the policy cannot have."""
     for program in known:
         effective(program, override)
+
+
+def _warn(store: Any, policy: str, known: Sequence[Any], overrides: Iterable[Override]) -> None:
+    """Warn if the store knows no program of the policy, or none of its permits."""
     if not known:
         # `hold` and `top` write the key after the name, so users may easily write it here, too.
         names = [name for name in _names(policy) if store.programs(name)]
         fix = f"write {names[0]} --key {policy[len(names[0]) + 1 :]}" if names else "check the spelling"
         click.echo(printable(f"shapekit: the store knows no limit named {policy!r} yet; {fix}"), err=True)
-    elif override.concurrency is not None and not store.programs(policy + PERMITS):
+    elif any(one.concurrency is not None for one in overrides) and not store.programs(policy + PERMITS):
         click.echo(f"shapekit: the store knows no concurrency= of {policy!r} yet", err=True)
 
 

@@ -220,6 +220,13 @@ def test_a_file_that_is_wrong_sets_nothing(place, policy, tmp_path, text, words)
     assert policy.configured() == []
 
 
+def test_a_file_of_many_keys_warns_once_of_an_unknown_policy(place, tmp_path):
+    file = tmp_path / "limits.toml"
+    file.write_text('[strype.keys.a]\nrate = "5/s"\n[strype.keys.b]\nrate = "5/s"\n')
+    ran = shapekit("apply", file, "--dry-run", "--store", place[1])
+    assert ran.stderr == "shapekit: the store knows no limit named 'strype' yet; check the spelling\n"
+
+
 def test_check_shows_set_limits(place, policy, tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text('[stripe]\nrate = "5/s"\n\n[mail]\nrate = "1/s"\n')
