@@ -8,6 +8,7 @@ import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
+from shapekit._runtime.process import SWITCH
 from shapekit.cli import BAD_INPUT, INTERRUPTED, TERMINATED
 from shapekit.errors import missing
 
@@ -24,6 +25,10 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper):
             # A letter that the terminal cannot show is replaced, instead of raising an error.
             stream.reconfigure(errors="replace")
+    # Plans and the demo are shaped also where the calls of programs are not.
+    os.environ.pop("SHAPEKIT_OFF", None)
+    SWITCH.offs.clear()
+    SWITCH.loud.clear()
     # As an exception, so that the code runs that restores the terminal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:

@@ -186,6 +186,11 @@ def test_days_that_an_even_pace_fills_are_alike(run):
     assert days == [("01", "08", 275, 34, 35), ("09", "09", 25, 25, 25)]
 
 
+def test_a_plan_is_shaped_where_shaping_is_switched_off(process):
+    args = ("plan", "10/s; 100/min", "--calls", "200", "--start", "2026-11-21", "--json")
+    assert process(*args, SHAPEKIT_OFF="1").stdout == process(*args).stdout != ""
+
+
 def test_the_plan_is_printed(run):
     ran = run("plan", "10/s", "--calls", "250", "--quota", "100/day", "--start", "2026-03-01")
     assert (ran.exit_code, ran.stderr) == (0, "")
