@@ -559,7 +559,7 @@ class Core:
     async def reserve_untold(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """`reserve` without events, for a flow that reports the whole call itself."""
         if SWITCH.offs:
-            return Reservation(self, key, _unshaped(cost))
+            return Reservation(self, key, _unshaped(cost, self.store.clock.now_us()))
         return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id())))
 
     def taker(self, key: str, cost: int) -> Callable[[], Reservation | None]:
@@ -791,9 +791,9 @@ class Core:
             await driver.ask(Twin(store.close, store.aclose))
 
 
-def _unshaped(cost: int) -> Grant:
+def _unshaped(cost: int, now_us: int) -> Grant:
     """The grant while shaping is switched off: leave at once, in no generation."""
-    return Grant(True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())
+    return Grant(True, 0, now_us, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())
 
 
 def _signed(reservation: Reservation) -> Grant:

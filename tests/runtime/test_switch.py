@@ -41,13 +41,14 @@ def test_generators_pass_at_once(clock):
 
 def test_a_shaper_passes_at_once(clock):
     shaper = Shaper("1/h", clock=clock)
+    clock.advance(5)
     with off():
         reservations = [shaper.reserve() for _ in range(3)]
-        assert [reservation.accepted for reservation in reservations] == [True] * 3
+        assert [(taken.accepted, taken.departs_at) for taken in reservations] == [(True, 5.0)] * 3
         with shaper:
             shaper.schedule()
         assert reservations[0].cancel() is False
-    assert clock.now() == 0.0
+    assert clock.now() == 5.0
 
 
 def test_a_call_that_passed_is_not_settled(world, policy):
