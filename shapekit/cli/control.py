@@ -21,6 +21,7 @@ import click
 from shapekit._queue.moving import notice_us
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
+from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.overrides import (
     HELD,
     LIMITS,
@@ -497,6 +498,9 @@ def _names(text: str) -> list[str]:
 
 def _queue(found: FoundKey) -> FoundKey:
     """The key, if it can be held."""
+    if isinstance(found.program, Concurrency):
+        own = f"{found.name.removesuffix(PERMITS)}:{found.key}"
+        raise CommandError(f"key={found.shown!r} has the permits of {own!r}; hold that key")
     if not isinstance(found.program, LeakyQueue):
         raise CommandError(
             f"key={found.shown!r} is a gate ({limit_text(found.program)}), where calls never wait; "
@@ -561,6 +565,10 @@ def _place(file: str, policy: str, key: str | None) -> str:
 def _programs(store: Any, policy: str) -> Sequence[Any]:
     """The programs of a policy that the store knows."""
     known: Sequence[Any] = store.programs(policy)
+    if known and policy.endswith(PERMITS) and all(isinstance(program, Concurrency) for program in known):
+        own = policy.removesuffix(PERMITS)
+        fix = f"write {own} --concurrency N"
+        raise CommandError(f"{policy!r} has the permits of {own!r}, which follow what is set for it; {fix}")
     return known
 
 

@@ -115,6 +115,19 @@ def test_invalid_settings_are_refused_and_not_stored(place, policy, args, words)
     assert policy.configured() == []
 
 
+def test_permits_are_set_and_held_by_the_name_of_their_policy(place):
+    with Policy(concurrency=1, name="api", store=place[0]).admit():
+        ran = shapekit("set", "api.permits", "--concurrency", 5, "--store", place[1])
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert "'api.permits' has the permits of 'api'" in ran.stderr
+        assert "write api --concurrency N" in ran.stderr
+        ran = shapekit("hold", "api.permits:default", 5, "--store", place[1])
+        assert ran.stderr == (
+            "shapekit: key='api.permits:default' has the permits of 'api:default'; hold that key\n"
+        )
+    assert read_json(place, "settings") == []
+
+
 def test_an_unused_name_can_be_set(place):
     ran = shapekit("set", "strype", "5/s", "--store", place[1])
     assert ran.returncode == 0
