@@ -16,7 +16,9 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
+import logging
 import math
+import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -31,6 +33,7 @@ try:
     from celery.exceptions import Ignore, Retry
     from celery.signals import before_task_publish
     from kombu.entity import Queue
+    from kombu.exceptions import OperationalError, SerializationError
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
@@ -68,6 +71,10 @@ COST = "shape_cost"
 
 _ADMISSION = "shapekit_admission"
 """The attribute of a running task's request that holds its admission."""
+_SENDING = "shapekit_sending"
+"""The option of a published message that holds its `_Sending`."""
+
+log = logging.getLogger("shapekit.celery")
 
 
 class Settings:
@@ -299,24 +306,28 @@ class Shaped:
         some, but = map(tuple, options)
         return isinstance(error, some) and not isinstance(error, but)
 
-    def _caught_up(self, admission: Admission, slot: Reservation) -> tuple[Reservation, float]:
+    def _caught_up(self, admission: Admission, slot: Reservation | None) -> tuple[Reservation, float]:
         """Wait for the slot of a late call, or for another one if its own has passed; returns the slot, and
         how late it is. If the slot is not near, the message is sent again instead.
         """
-        shaper = self.policy.shaper
+        shaper, stays = self.policy.shaper, False
         try:
             while True:
-                coming = run(shaper.core.coming, slot, self.grace_s)
+                coming = None if slot is None else run(shaper.core.coming, slot, self.grace_s)
                 if coming is None:
-                    # Unused, but a quota or a window would go on counting it.
-                    shaper.settle(slot, 0)
+                    if slot is not None:
+                        # Unused, but a quota or a window would go on counting it.
+                        shaper.settle(slot, 0)
                     slot = shaper.reserve(admission.key, cost=admission.cost)
                     if not slot:
                         run(shaper.core.leave, slot)
                     continue
                 slot, remaining_s, has_moved = coming
-                if remaining_s > Settings(self._task.app).block_below_s and not has_moved:
-                    self._come_back(slot)
+                if remaining_s > Settings(self._task.app).block_below_s and not (has_moved or stays):
+                    # If this is interrupted, the message may have been sent with the slot.
+                    leaving, slot, stays = slot, None, True
+                    slot = self._come_back(leaving)
+                    continue
                 if remaining_s > 0:
                     time.sleep(remaining_s)
                 if remaining_s <= 0 or has_moved:
@@ -331,7 +342,7 @@ class Shaped:
             raise  # the message was sent again, together with its slot
         except BaseException:
             if slot:
-                self._give_back(slot)
+                self.give_back(slot)
             raise
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
@@ -339,33 +350,44 @@ class Shaped:
         try:
             time.sleep(length_s)
         except BaseException:
-            self._give_back(reservation)
+            self.give_back(reservation)
             raise
 
-    def _give_back(self, reservation: Reservation) -> None:
+    def give_back(self, reservation: Reservation) -> None:
+        """Give back the slot of a task that will not use it, even if it has passed. A failure is logged."""
         with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
             run(self.policy.shaper.core.give_back, reservation)
 
-    def _come_back(self, reservation: Reservation) -> None:
-        """Send the same message again, with its slot; a message for all workers stays here."""
+    def _come_back(self, reservation: Reservation | None) -> Reservation | None:
+        """Send the same message again, with its slot; a message for all workers stays here.
+
+        A call that stays goes on with the slot that this returns: None if the message may have been sent.
+        """
         request = self._task.request
         fields = vars(request)
         carried = SlotHeader.of(fields)
         if carried is not None and carried.is_for_all:
-            return
+            return reservation
         same = {name: fields.get(name) for name in ("argsrepr", "kwargsrepr", "compression")}
         if carried is not None:
             same["serializer"] = carried.serializer
         same = {name: value for name, value in same.items() if value is not None}
-        slot = SlotHeader.travelling(fields, reservation).text()
-        headers = {**(request.headers or {}), SLOT_HEADER: slot}
+        headers = dict(request.headers or {})
+        if reservation is not None:
+            headers[SLOT_HEADER] = SlotHeader.travelling(fields, reservation).text()
+        if carried is not None and carried.queue is not None:
+            # Its exchange may route it to other queues as well.
+            same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
+        sending = _Sending()
+        again = self._task.signature_from_request(headers=headers, retries=request.retries, **same)
         try:
-            if carried is not None and carried.queue is not None:
-                # Its exchange may route it to other queues as well.
-                same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
-            self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
-        except BaseException:
-            reservation.cancel()
+            again.apply_async(**{_SENDING: sending})
+        except OperationalError as error:
+            log.warning("task %s waits in the pool, as it cannot be sent again: %s", request.id, error)
+            return reservation if sending.is_unsent(error) else None
+        except BaseException as error:
+            if reservation is not None and sending.is_unsent(error):
+                self.give_back(reservation)
             raise
         raise Ignore
 
@@ -589,11 +611,48 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
     if soonest_s <= reservation.delay <= Settings(app).max_eta_s:
         options["eta"] = datetime.now(UTC) + timedelta(seconds=reservation.delay)
     headers[SLOT_HEADER] = SlotHeader.travelling({"id": options["task_id"]}, reservation).text()
+    sending = _Sending()
     try:
-        return task.apply_async(args, kwargs, **options)
-    except BaseException:
-        reservation.cancel()
+        return task.apply_async(args, kwargs, **options, **{_SENDING: sending})
+    except BaseException as error:
+        if sending.is_unsent(error):
+            shaped.give_back(reservation)
         raise
+
+
+class _Sending:
+    """The publishing of a message with a slot. If the answer of the broker is lost, the message may be there:
+    the slot is left to it, and a copy that kombu publishes after that has none.
+    """
+
+    def __init__(self) -> None:
+        self._may_be_sent = False
+
+    def starts(self, headers: dict[str, Any], retry_policy: dict[str, Any]) -> None:
+        """Listen for failures after which kombu tries again."""
+        errback = retry_policy.get("errback")
+
+        def failed(error: BaseException, interval: float) -> None:
+            if not _is_refused(error):
+                self._may_be_sent = True
+                headers.pop(SLOT_HEADER, None)
+            if errback is not None:
+                errback(error, interval)
+
+        retry_policy["errback"] = failed
+
+    def is_unsent(self, error: BaseException) -> bool:
+        """Whether the broker cannot have the message with the slot, after this error of the last try."""
+        return not self._may_be_sent and (isinstance(error, _UNSENT) or _is_refused(error))
+
+
+_UNSENT = (SerializationError, TypeError, ValueError, LookupError)
+"""Errors of a message that cannot be published."""
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Whether an error says that there was no connection."""
+    return isinstance(error.__cause__ or error, ConnectionRefusedError | socket.gaierror)
 
 
 _ATTACHING: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -659,13 +718,18 @@ def _shape_run(task: Any, policy: Any, spec: Any) -> None:
     setattr(task, name, run)
 
 
-def _send_cost(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
+def _before_publish(
+    headers: dict[str, Any], properties: dict[str, Any], retry_policy: dict[str, Any], **_: Any
+) -> None:
     """Move the cost of a call, also when sent by name, to its headers: brokers may drop other options."""
     if COST in properties:
         headers[COST] = properties.pop(COST)
+    sending: _Sending | None = properties.pop(_SENDING, None)
+    if sending is not None:
+        sending.starts(headers, retry_policy)
 
 
-before_task_publish.connect(_send_cost, weak=False)
+before_task_publish.connect(_before_publish, weak=False)
 
 
 def _with_cost(options: dict[str, Any]) -> dict[str, Any]:

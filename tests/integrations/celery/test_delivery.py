@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+from celery.canvas import Signature
+from kombu.exceptions import OperationalError
 
 from shapekit._runtime.drivers import run
 from shapekit.integrations import celery
@@ -163,3 +165,39 @@ def test_a_task_that_is_interrupted_while_it_waits_in_the_pool_gives_its_slot_ba
     with pytest.raises(KeyboardInterrupt):
         worker.shaped._caught_up(worker.shaped.admission_of({}, (), {}), shaper.reserve())
     assert worker.used == 0
+
+
+@pytest.mark.parametrize("is_sent", [True, False, None])
+def test_a_late_task_that_cannot_be_sent_again_waits_in_the_pool(worker, monkeypatch, is_sent):
+    """With another slot, if the message may have been sent with its own; None: the sending is interrupted."""
+    shaper, slept = worker.shaped.policy.shaper, []
+
+    def apply_async(again, **options):
+        text = again.options["headers"][SLOT_HEADER]
+        headers, policy = {SLOT_HEADER: text}, {}
+        options["shapekit_sending"].starts(headers, policy)
+        if is_sent is None:
+            raise KeyboardInterrupt
+        cause = ConnectionResetError() if is_sent else ConnectionRefusedError()
+        policy["errback"](cause, 0)
+        assert (SLOT_HEADER in headers) is not is_sent
+        raise OperationalError from ConnectionRefusedError()
+
+    def sleep(length_s):
+        slept.append(length_s)
+        worker.clock.advance(length_s)
+
+    monkeypatch.setattr(Signature, "apply_async", apply_async)
+    monkeypatch.setattr(celery, "time", SimpleNamespace(sleep=sleep))
+    shaper.hold(1.0)
+    own = shaper.reserve()
+    admission = worker.shaped.admission_of({}, (), {})
+    if is_sent is None:
+        with pytest.raises(KeyboardInterrupt):
+            worker.shaped._caught_up(admission, own)
+        assert worker.used == 1
+        return
+    slot, _ = worker.shaped._caught_up(admission, own)
+    assert slept == pytest.approx([1.1 if is_sent else 1.0])
+    assert (slot.grant.start == own.grant.start) is not is_sent
+    assert worker.used == (2 if is_sent else 1)

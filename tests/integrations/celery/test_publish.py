@@ -3,16 +3,20 @@
 import json
 import os
 import time
+from contextlib import nullcontext
 
 import kombu
 import pytest
 from celery import Celery
 from celery.exceptions import Retry
-from kombu.exceptions import EncodeError
+from kombu.exceptions import EncodeError, OperationalError
+from kombu.transport.redis import Channel
+from redis.exceptions import ConnectionError as GoneError
 
 from shapekit import Decision, QueueFullError
 from shapekit.integrations.celery import ShapedTask, SlotHeader, shape_publish
 
+from ...redis_server import free_port
 from ...witness import watched
 from .fleet import PATIENCE_S, eventually
 
@@ -50,6 +54,36 @@ class TestWithoutAWorker:
             with pytest.raises(EncodeError):
                 shape_publish(add, (object(),), {"account": account}, queue=BACKLOG)
         assert add.shaped.policy.forecast(key=account).first_in <= 0.1
+
+    @pytest.mark.parametrize("lost", [1, 2])
+    def test_where_the_answer_is_lost_one_message_has_the_slot(self, app, broker, account, monkeypatch, lost):
+        """kombu publishes a second time, and then raises."""
+        put, answers = Channel._put, iter([False] * lost)
+
+        def losing(*args, **kwargs):
+            put(*args, **kwargs)
+            if not next(answers, True):
+                raise GoneError
+
+        monkeypatch.setattr(Channel, "_put", losing)
+        rare = app.tasks["rare"]
+        with pytest.raises(OperationalError) if lost == 2 else nullcontext():
+            shape_publish(rare, (account,), queue=account)
+        slots = [message["headers"].get("shapekit") for message in left_behind(broker, account)]
+        assert [slot is not None for slot in slots] == [True, False]
+        assert rare.shaped.policy.quotas(key=account)[0].used == 1
+
+    def test_where_the_broker_refuses_connections_the_slot_is_given_back(self, app, broker, account):
+        away = Celery(broker=f"amqp://127.0.0.1:{free_port()}//", set_as_current=False)
+        away.conf.shapekit_store = broker.url
+
+        @away.task(base=ShapedTask, name=account, shape={"quota": "3/day"}, shared=False)
+        def task():
+            """Never run here."""
+
+        with pytest.raises(OperationalError):
+            shape_publish(task, retry_policy={"max_retries": 1, "interval_start": 0})
+        assert task.shaped.policy.quotas()[0].used == 0
 
     def test_a_message_that_cannot_carry_a_slot_takes_none(self, eager, refused):
         task = eager.shaped(lambda: None)
