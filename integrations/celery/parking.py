@@ -90,7 +90,8 @@ _PARK = (
     _NOW
     + """
 local is_new = redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[3])
-if is_new == 0 and redis.call('HDEL', KEYS[3], ARGV[1]) == 1 then
+if is_new == 0 and (redis.call('HDEL', KEYS[3], ARGV[1]) == 1
+  or redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[3]) then
   redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
   is_new = 1
 end
@@ -105,7 +106,8 @@ return is_new
 """
 )
 """A worker drops a message after it has published it. Before that, another worker may already have received
-the message and parked it again: then the new record replaces the claimed one, and is not dropped.
+the message and parked it again: then the new record replaces the claimed one, and is not dropped. If
+the broker's client repeats the request, because no answer came, it finds its own record.
 """
 
 _TAKE = (
@@ -113,17 +115,15 @@ _TAKE = (
     + _READ
     + """
 local taken = {}
-if ARGV[3] == '0' then
-  for _, told in ipairs(redis.call('LRANGE', KEYS[5], 0, -1)) do
-    local queue, tag, at = unpack(cjson.decode(told))
-    local text = redis.call('HGET', KEYS[4], tag)
-    if text and tonumber(redis.call('ZSCORE', KEYS[3], tag) or '-1') == tonumber(at) then
-      taken[#taken + 1] = {queue, tag, text}
-    end
+for _, told in ipairs(redis.call('LRANGE', KEYS[5], 0, -1)) do
+  local queue, tag, at = unpack(cjson.decode(told))
+  local text = (ARGV[3] == '0' or at == ARGV[4]) and redis.call('HGET', KEYS[4], tag)
+  if text and tonumber(redis.call('ZSCORE', KEYS[3], tag) or '-1') == tonumber(at) then
+    taken[#taken + 1] = {queue, tag, text}
   end
-  if #taken > 0 then
-    return {'0', taken, missing, unreadable, ARGV[7]}
-  end
+end
+if #taken > 0 then
+  return {'0', taken, missing, unreadable, ARGV[7]}
 end
 redis.call('DEL', KEYS[5])
 local ours, strays, late = {}, {}, {}
@@ -192,7 +192,8 @@ end
 return {next_at, taken, missing, unreadable, '-inf'}
 """
 )
-"""Repeats an answer that the worker did not receive, except for messages that were handed out again since.
+"""Repeats an answer that the worker, or the broker's client, did not receive, except for messages that were
+handed out again since.
 Strays are pushed to the end of their list that is consumed first, in reverse order. If other queues have many
 due messages, each call examines those after the ones of the last call, and in the end starts over.
 """

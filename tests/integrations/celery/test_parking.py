@@ -88,6 +88,38 @@ def test_a_copy_of_a_parked_message_is_struck_out(redis, parking):
     assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "first"]
 
 
+@pytest.fixture
+def repeating(redis):
+    """The parking of a broker whose client sends each request a second time, as no answer has come."""
+    redis.flushdb()
+
+    def evaluate(script, keys, arguments):
+        for _ in range(2):
+            answer = redis.eval(script, len(keys), *keys, *arguments)
+        return answer
+
+    return Parking(evaluate, "p")
+
+
+def test_a_request_that_the_client_repeats_parks_and_takes_once(redis, repeating):
+    deliver(redis, "tag")
+    assert repeating.park("one", 0.0, record("m"), (*BOOKS, "tag"))
+    taker = Taker()
+    assert taken(repeating, taker) == ["m"]
+    taker.has_heard = True
+    assert taken(repeating, taker) == []
+    assert redis.hkeys(BOOKS[1]) == ["tag-m"]
+
+
+def test_a_copy_that_is_parked_before_the_claimed_one_is_dropped_stays(redis, parking):
+    """Also if it is exactly what it was."""
+    parking.park("one", 0.0, ["told", "body"])
+    claims = parking.claim(1.0, 10)
+    assert parking.park("one", 0.0, ["told", "body"])
+    assert parking.drop(claims) == 0
+    assert [claim.name for claim in parking.claim(1.0, 10)] == ["one"]
+
+
 def test_a_message_is_due_by_the_clock_of_the_server(redis, parking):
     seconds, micros = redis.time()
     parking.park("one", 7.25, ["queue", "text"])
