@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar, Unpack
@@ -52,8 +53,25 @@ LEASE_S = 10.0
 """After how many seconds a job comes back whose worker died while it waited."""
 SLOT_HEADER = "shapekit"
 """The field in the hash of a job that holds its slot."""
+STARTS = "shapekit_starts"
+"""The field in the hash of a job that holds which start of it ended the last lease."""
 _ADMITTED = "SHAPEKIT_RQ"
 """The environment variable in which a worker passes the slot to the process of its job."""
+
+
+_START = """
+local status = redis.call('HGET', KEYS[2], 'status')
+if redis.call('ZREM', KEYS[1], ARGV[1]) == 1 and status and status ~= 'canceled' then
+  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+  if ARGV[4] == '1' then
+    redis.call('LPUSH', KEYS[3], ARGV[1])
+  end
+end
+return {status, redis.call('HGET', KEYS[2], ARGV[2])}
+"""
+"""Ends the lease of a job that starts now. If the worker dies, RQ's maintenance finds the job where it would
+be without shapekit. A repeated request has the same answer.
+"""
 
 
 def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -125,7 +143,7 @@ class Shaping(BaseWorker):
             # If this worker dies while the job waits, the scheduler brings it back.
             together.zadd(key, {job.id: int(time.time() + LEASE_S)})
             together.lrem(queue.intermediate_queue_key, 1, job.id)
-            raw, *_ = together.execute()
+            raw, _, _, was_kept = together.execute()
         slot_header = None if raw is None else str(raw, "utf-8")
         admitted: tuple[str | None, Sequence[Any] | None]
         try:
@@ -142,15 +160,13 @@ class Shaping(BaseWorker):
                 self._put_back(job, queue, tasks, outcome)
                 return False
             admitted = slot_header_of(outcome.reservation), None
-        with self.connection.pipeline() as together:
-            together.zrem(key, job.id)
-            together.hget(job.key, "status")
-            is_ours, status = together.execute()
-        if _is_dropped(status):
+        keys, start = (key, job.key, queue.intermediate_queue_key), uuid.uuid4().hex
+        status, started = self.connection.eval(_START, 3, *keys, job.id, STARTS, start, was_kept)
+        if _is_dropped(status) or started != start.encode():
             run(tasks.give_back, admitted[0])
             return False
         os.environ[_ADMITTED] = json.dumps((job.id, *admitted))
-        return bool(is_ours)
+        return True
 
     def _put_back(self, job: Job, queue: Queue, tasks: ShapedTasks, later: PutBack) -> None:
         if _is_dropped(self.connection.hget(job.key, "status")):
