@@ -17,7 +17,8 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
@@ -76,16 +77,18 @@ def shaped_job(
                     return await function(*args, **kwargs)
             if (early_s := ctx["score"] / 1000 - time.time()) > 0:
                 # arq also starts a job that another worker has deferred since this one read the queue.
-                await ctx["redis"].set(*_tries_before(ctx))
+                await _executed(ctx, _uncounted(ctx))
                 raise Retry(early_s)
             try:
                 admitted = await tasks.admit(TASKS, await _take_slot_header(ctx), args, kwargs)
+                if isinstance(admitted, PutBack):
+                    await _note(ctx, admitted)
             except asyncio.CancelledError:
                 # The worker stops, and another one will run the job: this does not count as a try.
-                await ctx["redis"].set(*_tries_before(ctx))
+                with suppress(Exception):
+                    await ctx["redis"].execute_command(*_uncounted(ctx))
                 raise
             if isinstance(admitted, PutBack):
-                await _note(ctx, admitted)
                 raise Retry(admitted.delay_s)
             async with admitted:
                 return await function(*args, **kwargs)
@@ -104,30 +107,34 @@ def _is_job() -> bool:
 
 async def _take_slot_header(ctx: Any) -> str | None:
     """Read and delete the stored slot of a job, so that a job that runs again takes another."""
-    async with ctx["redis"].pipeline(transaction=True) as both:
-        both.get(SLOT_HEADER + ctx["job_id"])
-        both.delete(SLOT_HEADER + ctx["job_id"])
-        raw, _ = await both.execute()
+    key = SLOT_HEADER + ctx["job_id"]
+    raw, _ = await _executed(ctx, ("GET", key), ("DEL", key))
     return None if raw is None else str(raw, "utf-8")
 
 
 async def _note(ctx: Any, later: PutBack) -> None:
     """Store the slot of a job that comes back, and do not count this as a try."""
+    key, kept_s = SLOT_HEADER + ctx["job_id"], round(later.delay_s) + KEPT_S
+    slots = [] if later.slot_header is None else [("SET", key, later.slot_header, "EX", kept_s)]
+    await _executed(ctx, *slots, _uncounted(ctx))
+
+
+async def _executed(ctx: Any, *commands: Sequence[Any]) -> list[Any]:
+    """Execute commands together; again, if no answer comes."""
     while True:
         try:
-            async with ctx["redis"].pipeline(transaction=True) as both:
-                if later.slot_header is not None:
-                    both.set(SLOT_HEADER + ctx["job_id"], later.slot_header, ex=round(later.delay_s) + KEPT_S)
-                both.set(*_tries_before(ctx))
-                await both.execute()
+            async with ctx["redis"].pipeline(transaction=True) as together:
+                for command in commands:
+                    together.execute_command(*command)
+                answers: list[Any] = await together.execute()
         except Exception as error:
             # If this raised, arq would report the job as failed.
-            log.warning("job %s cannot be put back yet: %s", ctx["job_id"], error)
+            log.warning("job %s waits for Redis: %s", ctx["job_id"], error)
             await asyncio.sleep(AGAIN_S)
         else:
-            return
+            return answers
 
 
-def _tries_before(ctx: Any) -> tuple[str, int, int]:
-    """The key of arq's count of tries, the count before this one, and how long it is kept."""
-    return retry_key_prefix + ctx["job_id"], ctx["job_try"] - 1, KEPT_S
+def _uncounted(ctx: Any) -> tuple[Any, ...]:
+    """The command that sets arq's count of tries to what it was before this one."""
+    return "SET", retry_key_prefix + ctx["job_id"], ctx["job_try"] - 1, "EX", KEPT_S

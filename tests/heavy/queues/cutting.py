@@ -4,7 +4,7 @@ from tests.faults.proxy import Proxy
 
 
 class CuttingProxy(Proxy):
-    """Forwards TCP to a port; `cut_after(n)` cuts a connection instead of sending the n-th reply from then."""
+    """Forwards TCP to a port; `cut_after(n)` cuts a connection instead of sending the n-th reply."""
 
     _left = 0
 

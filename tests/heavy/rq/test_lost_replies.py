@@ -40,7 +40,7 @@ def policy(server, request):
 def ran(policy, monkeypatch):
     """The numbers of the jobs that have run."""
     ran = []
-    function = shaped_job(policy=policy)(lambda number: ran.append(number))
+    function = shaped_job(policy=policy)(ran.append)
     monkeypatch.setattr(Job, "func", property(lambda job: function))
     return ran
 
