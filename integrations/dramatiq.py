@@ -138,6 +138,10 @@ class ShapedActors(Middleware):
 
     def before_process_message(self, broker: Any, message: Any) -> None:
         """Remember the message for the actor that runs next in this thread."""
+        if getattr(message, "redelivered", False):
+            # As soon as a connection is lost, RabbitMQ delivers its messages again. The worker that had this
+            # one before may have used the slot, or may still use it.
+            message.options.pop(SLOT_HEADER, None)
         self._message.set(message)
 
     def after_process_message(
@@ -147,7 +151,8 @@ class ShapedActors(Middleware):
         self._message.set(None)
         slot_header, tasks = message.options.pop(SLOT_HEADER, None), self._tasks.get(message.actor_name)
         if slot_header is not None and tasks is not None:
-            run(tasks.give_back, slot_header)
+            # A worker that died may have used a slot that has passed.
+            run(tasks.give_back, slot_header, is_unused=False)
 
     after_skip_message = after_process_message
 

@@ -264,7 +264,8 @@ class ShapedTasks:
             return PutBack(AGAIN_S, slot_header_of(reservation) if reservation else None)
         except BaseException as error:
             if reservation is not None:
-                await driver.given_back(error, partial(self._given_up, driver, reservation))
+                give_up = partial(self._given_up, driver, reservation, is_unused=is_unused)
+                await driver.given_back(error, give_up)
             raise
 
     def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
@@ -273,11 +274,13 @@ class ShapedTasks:
         _, *fields = json.loads(slot_header)
         return self.calls.admission(args, kwargs).taken(received(core, fields))
 
-    async def give_back(self, driver: Driver, slot_header: str | None) -> None:
-        """Give back the slot of a task that will not run, even if it has passed. A failure is logged."""
+    async def give_back(self, driver: Driver, slot_header: str | None, *, is_unused: bool = True) -> None:
+        """Give back the slot of a task that will not run; one that has passed only if it is known that no
+        task has used it. A failure is logged.
+        """
         reservation, _ = self._brought(slot_header)
         if reservation is not None:
-            await self._given_up(driver, reservation)
+            await self._given_up(driver, reservation, is_unused=is_unused)
 
     def _brought(self, slot_header: str | None) -> tuple[Reservation | None, float | None]:
         """The slot that a task brings, and how long before it the task was to be back; None if unreadable."""
@@ -289,7 +292,7 @@ class ShapedTasks:
         except (TypeError, ValueError):
             return None, None
 
-    async def _given_up(self, driver: Driver, reservation: Reservation) -> None:
+    async def _given_up(self, driver: Driver, reservation: Reservation, *, is_unused: bool = True) -> None:
         with ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
-            if not await reservation.core.cancel(driver, reservation):
+            if not await reservation.core.cancel(driver, reservation) and is_unused:
                 await reservation.core.settle(driver, reservation, 0)

@@ -1,6 +1,7 @@
 """Messages that were put back with their slots, and that never reach their actors afterwards."""
 
 import time
+from types import SimpleNamespace
 
 import dramatiq
 import pytest
@@ -8,6 +9,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware, SkipMessage
 
 from shapekit import Policy
+from shapekit._adapters.tasks import slot_header_of
 from shapekit.integrations.dramatiq import SLOT_HEADER, ShapedActors
 from tests.redis_server import RedisServer
 
@@ -96,6 +98,29 @@ def test_a_message_that_other_middleware_enqueues_again_takes_another_slot(run, 
     assert (first, second, again) == (None, None, None)
     assert brought is not None
     assert policy.quotas()[0].used == 2
+
+
+@pytest.fixture
+def brought(policy, server):
+    """Middleware with an actor, and a message of it whose slot has just come."""
+    broker = RedisBroker(url=server.url, namespace=policy.name, middleware=[ShapedActors()])
+    dramatiq.actor(broker=broker, shape={"policy": policy}, actor_name="actor")(print)
+    slot_header = slot_header_of(policy.shaper.reserve())
+    return broker.middleware[0], SimpleNamespace(actor_name="actor", options={SLOT_HEADER: slot_header})
+
+
+def test_a_message_that_a_dead_worker_may_have_processed_is_counted(policy, brought):
+    middleware, message = brought
+    middleware.after_skip_message(None, message)
+    assert policy.quotas()[0].used == 1
+
+
+@pytest.mark.parametrize("redelivered", [True, False])
+def test_a_message_that_rabbitmq_delivers_again_takes_another_slot(brought, redelivered):
+    middleware, message = brought
+    message.redelivered = redelivered
+    middleware.before_process_message(None, message)
+    assert (SLOT_HEADER in message.options) is not redelivered
 
 
 def test_a_message_that_is_put_back_twice_takes_two_slots(run, policy, monkeypatch):
