@@ -383,7 +383,7 @@ class Shaped:
         try:
             again.apply_async(**{_SENDING: sending})
         except OperationalError as error:
-            log.warning("task %s waits in the pool, as it cannot be sent again: %s", request.id, error)
+            log.warning("task %s cannot be sent again: %s", request.id, error)
             return reservation if sending.is_unsent(error) else None
         except BaseException as error:
             if reservation is not None and sending.is_unsent(error):
