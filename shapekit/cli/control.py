@@ -187,7 +187,8 @@ def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
         limit = None if seen.program is None else limit_text(seen.program)
         description = limit or ("was damaged" if seen.is_damaged else "was of an unknown program")
         if sys.stdin.isatty() and not yes:
-            click.confirm(f"Forget {key} ({description}), its queue and its counts?", abort=True, err=True)
+            question = printable(f"Forget {key} ({description}), its queue and its counts?")
+            click.confirm(question, abort=True, err=True)
         keys.reset(seen, key)
     _say(as_json, f"{key} is as good as new ({description})", {"key": key, "done": "reset", "limit": limit})
 

@@ -218,6 +218,15 @@ def test_reset_needs_a_confirmation_on_a_terminal(place, shaper, screens):
     assert "[y/N]" not in screen.text
 
 
+def test_a_question_about_a_key_does_not_control_the_terminal(place, screens):
+    assert Shaper("1/h", name="odd", store=place[0]).reserve("\x1b[2J")
+    screen = screens("reset", "odd:\x1b[2J", "--store", place[1])
+    screen.until("[y/N]")
+    assert r"odd:\x1b[2J" in screen.raw
+    screen.press("n\n")
+    assert screen.end() == 130
+
+
 HURTS_IN_REDIS = {
     "cut": lambda client, key: client.set(key, client.get(key)[:-3], px=600_000),
     "garbage": lambda client, key: client.set(key, "garbage"),
