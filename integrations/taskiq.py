@@ -16,13 +16,14 @@ import asyncio
 import functools
 import inspect
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, in_context
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, in_context, slot_header_of
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, RateLimitedError
 
@@ -53,20 +54,30 @@ LEASE_S = 10.0
 """After how many seconds a task comes back whose worker died while it waited, if the broker forgot it."""
 SLOT_HEADER = "shapekit"
 """The label of a message that holds its slot."""
+REPEATED_S = 60
+"""For how long an answer is kept for a request that is repeated."""
 PARKED = "shapekit:taskiq:"
 """The prefix of the Redis key that holds a queue's messages that come back later."""
 _SHAPED = "_shapekit_taskiq"
 """The attribute of a shaped function with its `ShapedTasks` and the original function."""
 
 _PARK = """
-local now = redis.call('TIME')
-local ended = redis.call('ZREM', KEYS[1], ARGV[3])
--- If the lease is gone, it has brought the message back, unless this is a repeated request.
-if ARGV[3] ~= '' and ended == 0 and not redis.call('ZSCORE', KEYS[1], ARGV[2]) then
-    return 0
+local told = redis.call('GET', KEYS[2])
+if told then
+    return tonumber(told)
 end
-redis.call('ZADD', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1], ARGV[2])
-return 1
+local is_kept = 1
+if ARGV[3] ~= '' and redis.call('ZREM', KEYS[1], ARGV[3]) == 0 then
+    is_kept = 0 -- the lease has brought the message back
+elseif ARGV[2] ~= '' then
+    local now = redis.call('TIME')
+    redis.call('ZADD', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1], ARGV[2])
+end
+redis.call('SET', KEYS[2], is_kept, 'EX', ARGV[4])
+return is_kept
+"""
+"""A repeated request does nothing, and has the answer of the first one: by then, the message may be back in
+its queue, or have run.
 """
 _UNPARK = """
 local now = redis.call('TIME')
@@ -155,19 +166,25 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         try:
             admitted = await tasks.admit(TASKS, slot_header, *self._arguments(function, message))
         except Exception as error:
+            slot_header = None
             if isinstance(error, RateLimitedError):
                 # A refusal is not retried as other errors are.
                 message.labels["retry_on_error"] = False
             target = _raising(function, error)
         else:
             if isinstance(admitted, PutBack):
-                if await self._parking.keep(received, admitted.delay_s, admitted.slot_header, lease) is None:
+                if (
+                    await self._parking.keep(received, admitted.delay_s, admitted.slot_header, lease or b"")
+                    is None
+                ):
                     await tasks.give_back(TASKS, admitted.slot_header)
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)
             target = in_context(function, lambda args, kwargs: admitted)
+            slot_header = slot_header_of(admitted.reservation)
         if lease is not None and not await self._parking.end(lease):
+            await tasks.give_back(TASKS, slot_header)
             return _no_result(message)
         return await super().run_task(target=target, message=message, **kwargs)
 
@@ -203,14 +220,14 @@ class _Parking:
     async def end(self, lease: bytes) -> bool:
         """End a lease. False if the message has come back already."""
         try:
-            return bool(await self._redis.zrem(self._key, lease))
+            return await self._asked(uuid.uuid4().hex, 0.0, b"", lease)
         except Exception as error:
             # The task may run twice, but it is not lost.
             log.warning("a lease cannot be ended: %s", error)
             return True
 
     async def keep(
-        self, received: bytes, delay_s: float, slot_header: str | None = None, lease: bytes | None = None
+        self, received: bytes, delay_s: float, slot_header: str | None = None, lease: bytes = b""
     ) -> bytes | None:
         """Make a message come back as it was received, after `delay_s`, with its slot and in place of its
         lease. Returns None and does nothing if the lease has brought it back already.
@@ -220,18 +237,18 @@ class _Parking:
         if slot_header is not None:
             message.labels[SLOT_HEADER] = slot_header
         data: bytes = self._formatter.dumps(message).message
-        is_unsure = False
+        request = uuid.uuid4().hex
         while True:
             try:
-                is_kept = await self._park([self._key], [round(delay_s * 1000), data, lease or b""])
+                return data if await self._asked(request, delay_s, data, lease) else None
             except Exception as error:
                 # If this raised, taskiq would take the task for done, and it would be lost.
                 log.warning("task %s cannot be put back yet: %s", message.task_id, error)
                 await asyncio.sleep(AGAIN_S)
-                is_unsure = True
-            else:
-                # If an answer was lost, the message may have been kept, and will come back with this slot.
-                return data if is_kept or is_unsure else None
+
+    async def _asked(self, request: str, delay_s: float, data: bytes, lease: bytes) -> bool:
+        keys = [self._key, f"{self._key}:{request}"]
+        return bool(await self._park(keys, [round(delay_s * 1000), data, lease, REPEATED_S]))
 
     async def bring_back(self) -> None:
         """Bring back messages when they become due, until this is cancelled."""

@@ -9,7 +9,7 @@ from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 from shapekit import Policy
 from shapekit.integrations import taskiq
-from shapekit.integrations.taskiq import PARKED, ShapedReceiver, shaped_task
+from shapekit.integrations.taskiq import LEASE_S, PARKED, ShapedReceiver, shaped_task
 from tests.redis_server import RedisServer
 
 QUEUE = "queue"
@@ -132,3 +132,42 @@ def test_a_task_that_is_acknowledged_early_comes_back_if_its_worker_dies_while_i
     assert ran == [0, 1]
     # A finished task leaves nothing that would bring it back.
     assert notes.zcard(PARKED + QUEUE) == 0
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("kind", ["list", "stream"])
+def test_a_request_that_the_client_repeats_puts_a_task_back_or_starts_it_once(
+    server, notes, monkeypatch, kind, is_held
+):
+    """Between the two requests, another worker brings back what is due."""
+    broker_class, ran = {"list": ListQueueBroker, "stream": RedisStreamBroker}[kind], []
+    broker = broker_class(server.url, queue_name=QUEUE)
+    policy = Policy("1/s", quota="10/day", name=f"repeated {kind} {is_held}", store=server.url)
+
+    @broker.task
+    @shaped_task(policy=policy)
+    async def task(number: int):
+        ran.append(number)
+
+    async def body():
+        async with started(broker, policy):
+            receiver, messages = ShapedReceiver(broker), broker.listen()
+            park = receiver._parking._park
+
+            async def twice(keys, arguments):
+                await park(keys, arguments)
+                if arguments[0] < 1000 * LEASE_S:
+                    bring_back(notes, kind)
+                return await park(keys, arguments)
+
+            receiver._parking._park = twice
+            if is_held:
+                await policy.shaper.ahold(5.0)
+            await task.kiq(1)
+            await receiver.callback(await anext(messages))
+            assert notes.zcard(PARKED + QUEUE) == 0
+            await messages.aclose()
+            return (await policy.aquotas())[0].used
+
+    assert asyncio.run(body()) == 1
+    assert ran == ([] if is_held else [1])
