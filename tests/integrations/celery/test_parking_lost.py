@@ -11,6 +11,8 @@ from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Consumer, Producer, Queue
+from kombu.transport import virtual
+from kombu.transport.redis import QoS
 from redis.exceptions import ConnectionError as GoneError
 
 from shapekit.integrations.celery.parking import Parked, Parking, Taker, park_of
@@ -157,6 +159,43 @@ def rewritten(redis, name, place, value):
     record = json.loads(redis.hget(key, name))
     record[place] = value
     redis.hset(key, name, json.dumps(record))
+
+
+def test_a_message_whose_delivery_was_interrupted_is_delivered_again(redis, monkeypatch):
+    """Otherwise it would come back only after the visibility timeout."""
+    redis.flushdb()
+    append, lost = QoS.append, []
+
+    def losing(qos, message, tag):
+        if len(got) == COUNT and not lost:
+            # The broker has recorded it, but the answer does not come.
+            lost.append(tag)
+            monkeypatch.setattr(virtual.QoS, "append", lambda *_: fail())
+        append(qos, message, tag)
+
+    def fail():
+        monkeypatch.setattr(virtual.QoS, "append", append_virtual)
+        raise GoneError
+
+    append_virtual = virtual.QoS.append
+    monkeypatch.setattr(QoS, "append", losing)
+    with app_with(shared_server().url).connection_for_write() as connection:
+        channel = connection.channel()
+        park = park_of(app_with(shared_server().url), Consumer(channel), Taker())
+        queue, got = Queue("lost-queue", channel=channel), []
+        with connection.Consumer(queue, channel=channel, on_message=got.append):
+            for number in range(COUNT):
+                Producer(channel).publish(number, routing_key="lost-queue")
+                connection.drain_events(timeout=10)
+                assert park.put(f"n{number}", 0.0, got[number])
+            with pytest.raises(GoneError):
+                park.bring_back(1.0, 10, {})
+            assert park.bring_back(1.0, 10, {}) == COUNT - 1
+            connection.drain_events(timeout=10)
+            assert [message.payload for message in got[COUNT:]] == [*range(1, COUNT), 0]
+            assert got[-1].headers["redelivered"]
+            for message in got[COUNT:]:
+                message.ack()
 
 
 @pytest.mark.parametrize("raw", ["{", "7", "null", "[]", "{}", '{"properties": 7}', '{"properties": {}}'])
