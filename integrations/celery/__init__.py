@@ -342,7 +342,7 @@ class Shaped:
             raise  # the message was sent again, together with its slot
         except BaseException:
             if slot:
-                self.give_back(slot)
+                _give_back(slot)
             raise
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
@@ -350,13 +350,8 @@ class Shaped:
         try:
             time.sleep(length_s)
         except BaseException:
-            self.give_back(reservation)
+            _give_back(reservation)
             raise
-
-    def give_back(self, reservation: Reservation) -> None:
-        """Give back the slot of a task that will not use it, even if it has passed. A failure is logged."""
-        with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
-            run(self.policy.shaper.core.give_back, reservation)
 
     def _come_back(self, reservation: Reservation | None) -> Reservation | None:
         """Send the same message again, with its slot; a message for all workers stays here.
@@ -387,7 +382,7 @@ class Shaped:
             return reservation if sending.is_unsent(error) else None
         except BaseException as error:
             if reservation is not None and sending.is_unsent(error):
-                self.give_back(reservation)
+                _give_back(reservation)
             raise
         raise Ignore
 
@@ -401,6 +396,12 @@ class Shaped:
             countdown = math.ceil(countdown)  # rounded down, the retry would be refused once more
         retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
         return retry
+
+
+def _give_back(reservation: Reservation) -> None:
+    """Give back the slot of a task that will not use it, even if it has passed. A failure is logged."""
+    with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
+        run(reservation.core.give_back, reservation)
 
 
 def _delays_by_seconds(app: Any) -> bool:
@@ -616,7 +617,7 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
         return task.apply_async(args, kwargs, **options, **{_SENDING: sending})
     except BaseException as error:
         if sending.is_unsent(error):
-            shaped.give_back(reservation)
+            _give_back(reservation)
         raise
 
 
