@@ -349,6 +349,10 @@ class Taker:
         self.name = uuid.uuid4().hex
         self.has_heard = True
         """Set once every message of the last answer has been handled."""
+        self.delivering: str | None = None
+        """The tag of a message whose delivery was interrupted: the broker may have it on its books as
+        delivered, so that no answer contains it again.
+        """
         self.looks_from = "-inf"
         """The score from which on it looks for due messages."""
 
@@ -554,10 +558,6 @@ class _BrokerPark(Park):
         _outlive_loss(channel)
         self._channel = channel
         self._taker = taker
-        self._interrupted: str | None = None
-        """The message that was being delivered when the connection was lost: the broker may have it on its
-        books as delivered, so that no answer contains it again.
-        """
         self._prefix: str = channel.global_keyprefix
         super().__init__(self._run_script, self._prefix + PREFIX)
 
@@ -592,17 +592,18 @@ class _BrokerPark(Park):
 
     def bring_back(self, ahead_s: float, most: int, queued_s: Mapping[str, float]) -> int:
         channel = self._channel
-        if self._interrupted is not None:
-            if self._interrupted not in channel.qos._delivered:  # noqa: SLF001 - else the worker has it
-                channel.qos.restore_by_tag(self._interrupted)
-            self._interrupted = None
-        taken = self.take(self._taker, self._books, channel.active_queues, ahead_s, most)
+        taker = self._taker
+        if taker.delivering is not None:
+            if taker.delivering not in channel.qos._delivered:  # noqa: SLF001 - else the worker has it
+                channel.qos.restore_by_tag(taker.delivering)
+            taker.delivering = None
+        taken = self.take(taker, self._books, channel.active_queues, ahead_s, most)
         for message in taken:
             if (raw := self._read(message)) is not None:
-                self._interrupted = message.tag
+                taker.delivering = message.tag
                 channel.connection._deliver(raw, message.queue)  # noqa: SLF001 - as kombu's own fetching does
-        self._interrupted = None
-        self._taker.has_heard = True
+        taker.delivering = None
+        taker.has_heard = True
         return len(taken)
 
     def _read(self, message: Taken) -> Any:

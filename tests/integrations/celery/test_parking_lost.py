@@ -161,7 +161,8 @@ def rewritten(redis, name, place, value):
     redis.hset(key, name, json.dumps(record))
 
 
-def test_a_message_whose_delivery_was_interrupted_is_delivered_again(redis, monkeypatch):
+@pytest.mark.parametrize("is_anew", [True, False])
+def test_a_message_whose_delivery_was_interrupted_is_delivered_again(redis, monkeypatch, is_anew):
     """Otherwise it would come back only after the visibility timeout."""
     redis.flushdb()
     append, lost = QoS.append, []
@@ -181,7 +182,8 @@ def test_a_message_whose_delivery_was_interrupted_is_delivered_again(redis, monk
     monkeypatch.setattr(QoS, "append", losing)
     with app_with(shared_server().url).connection_for_write() as connection:
         channel = connection.channel()
-        park = park_of(app_with(shared_server().url), Consumer(channel), Taker())
+        app, consumer, taker = app_with(shared_server().url), Consumer(channel), Taker()
+        park = park_of(app, consumer, taker)
         queue, got = Queue("lost-queue", channel=channel), []
         with connection.Consumer(queue, channel=channel, on_message=got.append):
             for number in range(COUNT):
@@ -190,6 +192,8 @@ def test_a_message_whose_delivery_was_interrupted_is_delivered_again(redis, monk
                 assert park.put(f"n{number}", 0.0, got[number])
             with pytest.raises(GoneError):
                 park.bring_back(1.0, 10, {})
+            if is_anew:
+                park = park_of(app, consumer, taker)  # the worker has connected again
             assert park.bring_back(1.0, 10, {}) == COUNT - 1
             connection.drain_events(timeout=10)
             assert [message.payload for message in got[COUNT:]] == [*range(1, COUNT), 0]
@@ -203,7 +207,8 @@ def test_a_record_that_is_no_message_of_the_broker_is_set_aside(redis, raw, capl
     redis.flushdb()
     with app_with(shared_server().url).connection_for_write() as connection:
         channel = connection.channel()
-        park = park_of(app_with(shared_server().url), Consumer(channel), Taker())
+        app, consumer, taker = app_with(shared_server().url), Consumer(channel), Taker()
+        park = park_of(app, consumer, taker)
         queue, got = Queue("lost-queue", channel=channel), []
         with connection.Consumer(queue, channel=channel, on_message=got.append):
             for number in range(3):
