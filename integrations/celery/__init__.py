@@ -373,10 +373,10 @@ class Shaped:
         if carried is not None and carried.queue is not None:
             # Its exchange may route it to other queues as well.
             same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
-        sending = _Sending()
+        sending = _Sending(self._task.app, None)
         again = self._task.signature_from_request(headers=headers, retries=request.retries, **same)
         try:
-            again.apply_async(**{_SENDING: sending})
+            again.apply_async(**sending.options)
         except OperationalError as error:
             log.warning("task %s cannot be sent again: %s", request.id, error)
             return reservation if sending.is_unsent(error) else None
@@ -612,9 +612,9 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
     if soonest_s <= reservation.delay <= Settings(app).max_eta_s:
         options["eta"] = datetime.now(UTC) + timedelta(seconds=reservation.delay)
     headers[SLOT_HEADER] = SlotHeader.travelling({"id": options["task_id"]}, reservation).text()
-    sending = _Sending()
+    sending = _Sending(app, options.get("retry_policy"))
     try:
-        return task.apply_async(args, kwargs, **options, **{_SENDING: sending})
+        return task.apply_async(args, kwargs, **{**options, **sending.options})
     except BaseException as error:
         if sending.is_unsent(error):
             _give_back(reservation)
@@ -626,21 +626,22 @@ class _Sending:
     the slot is left to it, and a copy that kombu publishes after that has none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, app: Any, retry_policy: Mapping[str, Any] | None) -> None:
+        policy = {**app.conf.task_publish_retry_policy, **(retry_policy or {})}
+        self._errback = policy.get("errback")
+        self.options = {"retry_policy": {**policy, "errback": self._failed}, _SENDING: self}
+        """The options to publish with."""
+        self.headers: dict[str, Any] = {}
+        """The headers that are sent, once kombu has them."""
         self._may_be_sent = False
 
-    def starts(self, headers: dict[str, Any], retry_policy: dict[str, Any]) -> None:
-        """Listen for failures after which kombu tries again."""
-        errback = retry_policy.get("errback")
-
-        def failed(error: BaseException, interval: float) -> None:
-            if not _is_refused(error):
-                self._may_be_sent = True
-                headers.pop(SLOT_HEADER, None)
-            if errback is not None:
-                errback(error, interval)
-
-        retry_policy["errback"] = failed
+    def _failed(self, error: BaseException, interval: float) -> None:
+        """Called by kombu before it tries again."""
+        if not _is_refused(error):
+            self._may_be_sent = True
+            self.headers.pop(SLOT_HEADER, None)
+        if self._errback is not None:
+            self._errback(error, interval)
 
     def is_unsent(self, error: BaseException) -> bool:
         """Whether the broker cannot have the message with the slot, after this error of the last try."""
@@ -719,15 +720,13 @@ def _shape_run(task: Any, policy: Any, spec: Any) -> None:
     setattr(task, name, run)
 
 
-def _before_publish(
-    headers: dict[str, Any], properties: dict[str, Any], retry_policy: dict[str, Any], **_: Any
-) -> None:
+def _before_publish(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
     """Move the cost of a call, also when sent by name, to its headers: brokers may drop other options."""
     if COST in properties:
         headers[COST] = properties.pop(COST)
     sending: _Sending | None = properties.pop(_SENDING, None)
     if sending is not None:
-        sending.starts(headers, retry_policy)
+        sending.headers = headers
 
 
 before_task_publish.connect(_before_publish, weak=False)

@@ -174,12 +174,11 @@ def test_a_late_task_that_cannot_be_sent_again_waits_in_the_pool(worker, monkeyp
 
     def apply_async(again, **options):
         text = again.options["headers"][SLOT_HEADER]
-        headers, policy = {SLOT_HEADER: text}, {}
-        options["shapekit_sending"].starts(headers, policy)
+        headers = options["shapekit_sending"].headers = {SLOT_HEADER: text}
         if is_sent is None:
             raise KeyboardInterrupt
         cause = ConnectionResetError() if is_sent else ConnectionRefusedError()
-        policy["errback"](cause, 0)
+        options["retry_policy"]["errback"](cause, 0)
         assert (SLOT_HEADER in headers) is not is_sent
         raise OperationalError from ConnectionRefusedError()
 
