@@ -173,11 +173,9 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             target = _raising(function, error)
         else:
             if isinstance(admitted, PutBack):
-                if (
-                    await self._parking.keep(received, admitted.delay_s, admitted.slot_header, lease or b"")
-                    is None
-                ):
-                    await tasks.give_back(TASKS, admitted.slot_header)
+                slot_header = admitted.slot_header
+                if await self._parking.keep(received, admitted.delay_s, slot_header, lease or b"") is None:
+                    await tasks.give_back(TASKS, slot_header)
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)
