@@ -84,7 +84,8 @@ def shaped_job(
                 if isinstance(admitted, PutBack):
                     await _note(ctx, admitted)
             except asyncio.CancelledError:
-                # The worker stops, and another one will run the job: this does not count as a try.
+                # The worker stops, and another one will run the job: this does not count as a try. If Redis
+                # is gone as well, it does; the job must not fail for that.
                 with suppress(Exception):
                     await ctx["redis"].execute_command(*_uncounted(ctx))
                 raise
