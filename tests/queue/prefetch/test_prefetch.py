@@ -290,23 +290,37 @@ def test_waiting_calls_raise_the_error_of_a_trip_until_the_store_works_again(sto
     assert shaper.schedule()
 
 
-def test_a_store_that_fails_when_slots_are_given_back_gets_them_later(store, shaper_on, clock):
+def test_a_store_that_fails_when_slots_are_given_back_gets_them_later(store, shaper_on, clock, monkeypatch):
+    bind, tries, enough = FarStore._bind_there, [], threading.Event()
+    is_back, given_back = threading.Event(), threading.Event()
+
+    def failing(self, name, program, operation):
+        apply = bind(self, name, program, operation)
+
+        def fail(*args):
+            if operation is CANCEL_MANY and not is_back.is_set():
+                tries.append(clock.now())
+                if len(tries) >= 4:
+                    enough.set()
+                raise StoreUnavailableError("gone")
+            answer = apply(*args)
+            if operation is CANCEL_MANY:
+                given_back.set()
+            return answer
+
+        return fail
+
+    monkeypatch.setattr(FarStore, "_bind_there", failing)
     limit = {"gates": (Quota("300/rolling:1d"),)}
     shaper = shaper_on(store, "100/s", **limit)
-    left, attempts = [], []
-
-    def work():
-        left.extend([shaper.schedule() for _ in range(20)])
-        if len(left) == 80:
-            store.broken = StoreUnavailableError("gone")
-            before = store.trips[CANCEL_MANY]
-            clock.sleep(5, threading.Event())
-            attempts.append(store.trips[CANCEL_MANY] - before)
-            store.broken = None
-            clock.sleep(5, threading.Event())
-
-    in_threads([work] * 4)
-    assert 2 <= attempts[0] <= 6
+    in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
+    # A call that misses its slot lets it be given back at once.
+    tries.clear()
+    enough.clear()
+    assert enough.wait(PATIENCE_S)
+    is_back.set()
+    assert given_back.wait(PATIENCE_S)
+    assert all(1.0 <= after - before <= 1.1 for before, after in pairwise(tries))
     other = shaper_on(in_another_process(store), "100/s", prefetch=None, **limit)
     assert sum(bool(other.reserve()) for _ in range(300)) == 220
 
