@@ -42,7 +42,7 @@ import time
 import weakref
 from abc import abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -138,22 +138,30 @@ class RealClock(SystemClock):
 
 _SETTLE_S = 0.1
 """How long, in real time, `advance` waits for a woken thread to sleep again or to end."""
+_LOOK_S = 0.005
+"""How often, in real time, a clock with `autojump=True` looks whether all others sleep."""
+_LOOKS_FOR_WOKEN = 100
+"""After so many looks, a sleeper that was woken is no longer waited for: its loop may have been stopped."""
 _LATEST_US = 2**52
 
 
 class _Sleeper:
-    __slots__ = ("alarm", "due_us", "thread")
+    __slots__ = ("__weakref__", "alarm", "due_us", "loop", "thread")
 
-    def __init__(self, alarm: threading.Event | AsyncAlarm, thread: threading.Thread | None) -> None:
+    def __init__(
+        self, alarm: threading.Event | AsyncAlarm, thread: threading.Thread | None, loop: object = None
+    ) -> None:
         self.due_us = 0
         self.alarm = alarm
         self.thread = thread
+        self.loop = loop
 
 
 class ManualClock:
     """A clock of virtual time, for tests. Instants are epoch seconds.
 
-    It stands still until `advance` or `set` moves it; with `autojump=True` it jumps to the next sleeper.
+    It stands still until `advance` or `set` moves it; with `autojump=True` it jumps to the next sleeper once
+    all threads and tasks that sleep by it are asleep.
     """
 
     def __init__(self, start: float = 0.0, *, autojump: bool = False) -> None:
@@ -163,12 +171,16 @@ class ManualClock:
         self._lock = threading.RLock()
         # Only for wait and notify: its `with` is Python code, where a signal handler could leak the lock.
         self._changed = threading.Condition(self._lock)
-        self._sleepers: dict[_Sleeper, None] = {}
+        # Weak, as an interrupted sleep may not come to remove its own.
+        self._sleepers = weakref.WeakKeyDictionary[_Sleeper, None]()
+        """Until they continue: a sleeper whose alarm is set is awake."""
         self._threads: set[threading.Thread] = set()
         self._roused: set[threading.Thread] = set()
         """Threads whose sleep was ended early, until they sleep again."""
         self._driven: set[object] = set()
-        self._sleeps = 0
+        """The loops whose tasks sleep here."""
+        self._changes = 0
+        """How many sleeps have begun or ended."""
 
     # reading
 
@@ -220,15 +232,14 @@ class ManualClock:
     def _step(self, target_us: int) -> list[_Sleeper] | None:
         """Go to the next sleeper's instant, at most to `target_us`, and wake those due; None at the end."""
         with self._lock:
-            sleepers = list(self._sleepers)
-            due_us = min((s.due_us for s in sleepers), default=target_us + 1)
+            asleep = [s for s in self._present() if not s.alarm.is_set()]
+            due_us = min((s.due_us for s in asleep), default=target_us + 1)
             if due_us > target_us:
                 self._now_us = max(self._now_us, target_us)
                 return None
             self._now_us = max(self._now_us, due_us)
-            due = [s for s in sleepers if s.due_us <= self._now_us]
+            due = [s for s in asleep if s.due_us <= self._now_us]
             for sleeper in due:
-                self._sleepers.pop(sleeper, None)
                 sleeper.alarm.set()
             return due
 
@@ -237,7 +248,7 @@ class ManualClock:
         stuck = {threading.current_thread()}
         while True:
             with self._lock:
-                called = [s.thread for s in list(self._sleepers) if s.thread is not None and s.alarm.is_set()]
+                called = [s.thread for s in self._present() if s.thread is not None and s.alarm.is_set()]
                 early = self._roused.union(called) - stuck
             if not early:
                 return
@@ -247,7 +258,7 @@ class ManualClock:
         # A thread is done with its instant when it sleeps here again or has ended. One that waits for
         # something else looks the same as a slow one, so it gets a bounded time.
         def settled() -> bool:
-            asleep = any(s.thread is thread and not s.alarm.is_set() for s in list(self._sleepers))
+            asleep = any(s.thread is thread and not s.alarm.is_set() for s in self._present())
             return asleep or not thread.is_alive()
 
         with self._lock:
@@ -258,6 +269,9 @@ class ManualClock:
             return False
 
     # sleeping
+
+    def _present(self) -> list[_Sleeper]:
+        return [s for ref in self._sleepers.keyrefs() if (s := ref()) is not None]
 
     def sleep(self, seconds: float, alarm: threading.Event) -> None:
         sleeper = _Sleeper(alarm, threading.current_thread())
@@ -271,7 +285,7 @@ class ManualClock:
             self._end_wait(sleeper)
 
     async def asleep(self, seconds: float, alarm: AsyncAlarm) -> None:
-        sleeper = _Sleeper(alarm, None)
+        sleeper = _Sleeper(alarm, None, running_loop())
         try:
             self._begin_wait(seconds, sleeper)
             if self._autojump:
@@ -291,34 +305,48 @@ class ManualClock:
                 sleeper.alarm.set()
             else:
                 self._sleepers[sleeper] = None
-            self._sleeps += 1
+            self._changes += 1
             self._changed.notify_all()
 
     def _end_wait(self, sleeper: _Sleeper) -> None:
-        if sleeper.thread is not None and sleeper in self._sleepers:
+        if sleeper.thread is not None and sleeper in self._sleepers and sleeper.due_us > self._now_us:
             # Added before it is removed below, so that it is always found in one of the two.
             self._roused.add(sleeper.thread)
         self._sleepers.pop(sleeper, None)
+        self._changes += 1
 
     # jumping by itself
 
-    def _jump(self) -> None:
-        with self._lock:
-            sleepers = list(self._sleepers)
-            if sleepers:
-                self._step(min(s.due_us for s in sleepers))
-
     def _jump_until(self, alarm: threading.Event) -> None:
+        jumps = self._jumps()
         while not alarm.is_set():
+            if wait_s := next(jumps):
+                alarm.wait(wait_s)
+
+    def _jumps(self) -> Iterator[float]:
+        """Jump from sleeper to sleeper; yields after how many seconds of real time to look again."""
+        here = threading.current_thread(), running_loop()
+        looks, seen = 0, -1
+        while True:
             with self._lock:
-                self._threads = {thread for thread in self._threads if thread.is_alive()}
-                if self._threads <= {s.thread for s in list(self._sleepers)}:
-                    self._jump()
-                    continue
-                seen = self._sleeps
-            # A thread is awake: it will sleep, end, or is waiting for something other than time.
-            if not alarm.wait(0.005) and seen == self._sleeps:
-                self._jump()
+                looks, seen = looks + 1 if seen == self._changes else 0, self._changes
+                sleepers = self._present()
+                woken = [s for s in sleepers if s.alarm.is_set()]
+                is_busy = any((s.thread or s.loop) not in here for s in woken)
+                has_waited = looks >= (_LOOKS_FOR_WOKEN if is_busy else self._looks_for_awake(sleepers))
+                if has_waited:
+                    seen = -1
+                    for sleeper in woken:
+                        self._sleepers.pop(sleeper, None)
+                    if not is_busy and (rest := self._present()):
+                        self._step(min(s.due_us for s in rest))
+            yield 0.0 if has_waited else _LOOK_S
+
+    def _looks_for_awake(self, sleepers: list[_Sleeper]) -> int:
+        """How many looks awake threads and loops get: they may be waiting for something else."""
+        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        awake = self._threads - {s.thread for s in sleepers} - {threading.current_thread()}
+        return 1 if awake or self._driven - {running_loop()} else 0
 
     def _start_driver(self) -> None:
         loop = running_loop()
@@ -335,14 +363,27 @@ class ManualClock:
 
     async def _drive(self, loop: object) -> None:
         try:
+            jumps = self._jumps()
             while self._sleepers:
                 await _others_blocked()
-                self._jump()
+                if wait_s := next(jumps):
+                    await _real_sleep(wait_s)
         finally:
             self._driven.discard(loop)
 
     def __repr__(self) -> str:
         return f"ManualClock({self.now()})"
+
+
+async def _real_sleep(seconds: float) -> None:
+    await AsyncAlarm().wait(seconds)
+
+
+class _Turn:
+    """Lets the other tasks of an asyncio loop run once. A test may have replaced `asyncio.sleep`."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 async def _others_blocked() -> None:
@@ -359,7 +400,7 @@ async def _others_blocked() -> None:
     _WATCHERS.add(this)
     try:
         while True:
-            await asyncio.sleep(0)
+            await _Turn()
             for task in (*asyncio.all_tasks(), *hidden_tasks()):
                 waits_for = getattr(task, "_fut_waiter", None)
                 if task not in _WATCHERS and (waits_for is None or waits_for.done()):
@@ -420,7 +461,7 @@ def virtual_time() -> Iterator[ManualClock]:
     finally:
         for name, hand in before.items():
             setattr(SystemClock, name, hand)
-        for sleeper in list(clock._sleepers):  # noqa: SLF001 - of this module
+        for sleeper in clock._present():  # noqa: SLF001 - of this module
             sleeper.alarm.set()
         _VIRTUAL.pop(clock, None)
         _forget_all()

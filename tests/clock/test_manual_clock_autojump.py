@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from functools import partial
 
 import anyio
 import pytest
@@ -12,7 +13,10 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock
+from shapekit import clock as clock_module
 from shapekit._runtime.drivers import AsyncAlarm
+
+from ..crew import PATIENCE_S
 
 HOUR = 3_600
 NAPS = st.lists(st.integers(0, 50), max_size=5)
@@ -189,6 +193,197 @@ def test_several_threads_all_arrive_and_none_too_early(crew):
     assert early == []
     assert sorted(wakes) == [1] * 20 + [2] * 20 + [3] * 20 + [5] * 20
     assert clock.now() >= 100
+
+
+class Slow:
+    """A sleeper is woken, and continues only when it is let go: the machine is busy."""
+
+    def __init__(self):
+        super().__init__()
+        self.woken, self.lets_go, self.has_continued = threading.Event(), threading.Event(), threading.Event()
+
+    def let_go(self, count):
+        if count == 10:
+            self.lets_go.set()
+            assert self.has_continued.wait(PATIENCE_S)
+
+
+class SlowAlarm(Slow, threading.Event):
+    sleeper = None
+
+    def is_set(self):
+        is_set = super().is_set()
+        if is_set and threading.current_thread() is self.sleeper:
+            self.woken.set()
+            assert self.lets_go.wait(PATIENCE_S)
+        return is_set
+
+
+class SlowAsyncAlarm(Slow, AsyncAlarm):
+    async def wait(self, seconds=None):
+        await super().wait(seconds)
+        self.woken.set()
+        assert self.lets_go.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Looks whether time may jump: each calls `at_look`, and takes no real time."""
+
+    class Looks(threading.Event):
+        count = 0
+        at_look = staticmethod(lambda count: None)
+
+        def wait(self, timeout=None):
+            self.count += 1
+            self.at_look(self.count)
+            return super().wait(0)
+
+        async def sleep(self, seconds):
+            self.wait()
+            await anyio.lowlevel.checkpoint()
+
+    looks = Looks()
+    monkeypatch.setattr(clock_module, "_real_sleep", looks.sleep)
+    return looks
+
+
+def sleep_in(kind, clock, looks, seconds):
+    if kind == "thread":
+        clock.sleep(seconds, looks)
+        return
+
+    async def sleep():
+        await clock.asleep(seconds, AsyncAlarm())
+
+    anyio.run(sleep, backend=kind)
+
+
+@pytest.mark.parametrize("waits", ["thread", "asyncio", "trio"])
+@pytest.mark.parametrize("is_early", [False, True])
+def test_time_waits_for_a_thread_that_was_woken(crew, looks, waits, is_early):
+    clock, slow, seen = ManualClock(autojump=True), SlowAlarm(), []
+    if is_early:
+        slow.set()
+
+    def sleeps():
+        slow.sleeper = threading.current_thread()
+        clock.sleep(1, slow)
+        seen.append(clock.now())
+        slow.has_continued.set()
+
+    crew.start(sleeps)
+    assert slow.woken.wait(PATIENCE_S)
+    looks.at_look = slow.let_go
+    sleep_in(waits, clock, looks, 10)
+    slow.lets_go.set()
+    crew.join()
+    assert seen == ([0] if is_early else [1])
+    assert clock.now() == seen[0] + 10
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_time_waits_for_a_task_that_was_woken(crew, looks, backend):
+    clock, slow, seen = ManualClock(autojump=True), [], []
+    begun = threading.Event()
+
+    async def sleeps():
+        slow.append(SlowAsyncAlarm())
+        begun.set()
+        await clock.asleep(1, slow[0])
+        seen.append(clock.now())
+        slow[0].has_continued.set()
+
+    crew.start(partial(anyio.run, sleeps, backend=backend))
+    assert begun.wait(PATIENCE_S)
+    assert slow[0].woken.wait(PATIENCE_S)
+    looks.at_look = slow[0].let_go
+    clock.sleep(10, looks)
+    slow[0].lets_go.set()
+    crew.join()
+    assert seen == [1]
+    assert clock.now() == 11
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_lets_an_awake_thread_sleep_first(crew, looks, backend):
+    clock, seen = ManualClock(autojump=True), []
+    woken, act, again, done = [threading.Event() for _ in range(4)]
+
+    class Again(threading.Event):
+        def wait(self, timeout=None):
+            again.set()
+            return super().wait(timeout)
+
+    def sleeps_twice():
+        clock.sleep(1, threading.Event())
+        woken.set()
+        assert act.wait(PATIENCE_S)
+        clock.sleep(1, Again())
+        seen.append(clock.now())
+        done.set()
+
+    def lets_act(count):
+        act.set()
+        assert (again if count == 1 else done).wait(PATIENCE_S)
+
+    crew.start(sleeps_twice)
+    assert woken.wait(PATIENCE_S)
+    looks.at_look = lets_act
+    sleep_in(backend, clock, looks, 10)
+    act.set()
+    crew.join()
+    assert looks.count > 0
+    assert seen == [2]
+    assert clock.now() == 11
+
+
+@pytest.mark.parametrize("waits", ["thread", "asyncio", "trio"])
+def test_a_sleeper_that_never_continues_does_not_stop_time(crew, looks, waits):
+    # A task continues only if its loop does.
+    clock, slow = ManualClock(autojump=True), SlowAlarm()
+
+    def sleeps():
+        slow.sleeper = threading.current_thread()
+        clock.sleep(1, slow)
+
+    crew.start(sleeps)
+    assert slow.woken.wait(PATIENCE_S)
+    sleep_in(waits, clock, looks, 10)
+    assert clock.now() == 11
+    slow.lets_go.set()
+    crew.join()
+
+
+def test_an_interrupted_sleep_leaves_no_sleeper_behind(monkeypatch):
+    clock = ManualClock(autojump=True)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "_end_wait", interrupted)
+    was_interrupted = False
+    try:
+        clock.sleep(1, threading.Event())
+    except KeyboardInterrupt:
+        was_interrupted = True
+    assert was_interrupted
+    assert len(clock._sleepers) == 0
+
+
+def test_time_jumps_also_where_a_test_has_replaced_asyncio_sleep(monkeypatch):
+    clock = ManualClock(autojump=True)
+
+    async def asleep(*_):
+        pass
+
+    async def main():
+        for _ in range(3):
+            await clock.asleep(1, AsyncAlarm())
+
+    monkeypatch.setattr(asyncio, "sleep", asleep)
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    assert clock.now() == 3
 
 
 @pytest.mark.parametrize("autojump", [1, "yes", None])
