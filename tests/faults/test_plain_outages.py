@@ -1,8 +1,11 @@
 """A plain RedisStore whose server is gone: StoreUnavailableError in time, later it works again by itself."""
 
 import socket
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 
+import anyio
 import pytest
 from anyio import create_task_group, to_thread
 from anyio.lowlevel import checkpoint
@@ -63,16 +66,64 @@ async def test_asynchronous_calls_fail_in_time_and_work_again_when_the_server_is
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"), [("read-only", ReadOnlyError), ("out of memory", OutOfMemoryError)]
+    ("fault", "kind", "fix"),
+    [
+        ("read-only", ReadOnlyError, "; lead the URL or the client to the primary"),
+        ("out of memory", OutOfMemoryError, "'maxmemory'; raise maxmemory, or remove other keys"),
+    ],
 )
-def test_an_error_of_a_server_is_the_cause_with_its_own_class(
-    fault, kind, server, open_store, gate_on, promptly
+def test_an_error_of_a_server_is_the_cause_with_its_own_class_and_a_fix(
+    fault, kind, fix, server, open_store, gate_on, promptly
 ):
     # A client of a Sentinel looks for the new master when the error says that this server is none any more.
     gate = gate_on(open_store(server))
     gate.check()
     FAULTS[fault].harm(server)
-    assert isinstance(promptly(gate.check).__cause__, kind)
+    error = promptly(gate.check)
+    assert isinstance(error.__cause__, kind)
+    assert fix in str(error)
+
+
+@pytest.mark.parametrize("backend", ["threads", "asyncio", "trio"])
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("ssl_cert_reqs=none", "; if this goes on, check the certificates and the ssl_ options"),
+        ("ssl_ca_certs=/nowhere.pem", "; see whether the socket, or the files that ssl_ options name, are"),
+    ],
+)
+def test_trouble_with_tls_says_where_to_look(option, fix, backend, prefix, gate_on):
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        port = plain.getsockname()[1]
+
+        def answer():
+            with plain.accept()[0] as client, suppress(ConnectionError):
+                client.sendall(b"-ERR this is not TLS\r\n")
+                while client.recv(1_000):
+                    pass
+
+        speaker = Thread(target=answer)
+        speaker.start()
+        store = RedisStore.from_url(f"rediss://:secret@127.0.0.1:{port}?{option}", prefix=prefix)
+        gate = gate_on(store)
+
+        async def ask():
+            with pytest.raises(StoreUnavailableError) as caught:
+                await gate.acheck()
+            await store.aclose()
+            return caught.value
+
+        if backend == "threads":
+            with pytest.raises(StoreUnavailableError) as caught:
+                gate.check()
+            error = caught.value
+            store.close()
+        else:
+            error = anyio.run(ask, backend=backend)
+        speaker.join(PATIENCE_S)
+    assert fix in str(error)
+    assert str(port) in str(error)
+    assert "secret" not in str(error)
 
 
 class Moved:
@@ -92,9 +143,13 @@ class Moved:
         self._proxy.lead_to(self._old.port)
 
 
-@pytest.fixture
-def moved(server, proxy):
+@pytest.fixture(params=["yes", "no"], ids=["a replica reads", "a replica refuses all"])
+def moved(request, server, proxy):
     with RedisServer() as other:
+        for one in (server, other):
+            with one.client() as client:
+                # None of them ever reaches its primary.
+                client.config_set("replica-serve-stale-data", request.param)
         yield Moved(server, other, proxy)
 
 

@@ -10,8 +10,9 @@ StoreUnavailableError, and at most this one call was charged for nothing.
   command itself. If another connection has failed meanwhile, it is closed: when a server loses its power, or
   a firewall forgets its connections, none of them is ended, so each would look sound and then fail. A client
   that the caller made lends its connections by the rules of its own pool.
-- A server that has become a replica has not run the command. Its connection is closed, because the name or
-  the Sentinel that leads to the primary may now lead to another server, and the command is sent once more.
+- A server that has become a replica, whether or not it has found its primary, has not run the command. Its
+  connection is closed, because the name or the Sentinel that leads to the primary may now lead to another
+  server, and the command is sent once more.
 - `Link`: sends a command to its server, through a cluster or a Sentinel.
 - `Map`: what a cluster's client knows of its servers, which of them are doubted, and redirections.
 """
@@ -19,6 +20,7 @@ StoreUnavailableError, and at most this one call was charged for nothing.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import time
 from contextlib import suppress
@@ -35,8 +37,10 @@ from redis.exceptions import (
     AuthenticationError,
     ClusterCrossSlotError,
     ClusterDownError,
+    MasterDownError,
     MovedError,
     NoPermissionError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
@@ -60,11 +64,18 @@ REFRESH_PAUSE_S = 1.0
 _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
 _APART = (AskError, ClusterCrossSlotError)
 """The errors that a plain client gets from a cluster: a key is elsewhere, or the keys of a call are apart."""
+_OF_REPLICA = (ReadOnlyError, MasterDownError)
+"""The errors of a replica, which has not run the command: it may write nothing, or has lost its primary."""
 _FIXES = {
     _APART: "; this is one server of a Redis Cluster: pass a RedisCluster",
+    _OF_REPLICA: "; lead the URL or the client to the primary",
     (AuthenticationError,): "; check the user and the password that are given with its URL or client",
     (NoPermissionError,): "; give the user this right",
+    (OutOfMemoryError,): "; raise maxmemory, or remove other keys from the server",
+    (ssl.SSLError,): "; if this goes on, check the certificates and the ssl_ options of the URL or client",
+    (FileNotFoundError,): "; see whether the socket, or the files that ssl_ options name, are there",
 }
+"""How to fix an error of a client, or the error that it was raised for."""
 
 
 class Map:
@@ -222,11 +233,11 @@ class OwnConnections:
             connection, since = lent[0]
             self._look_at(connection, since)
             reply = _replied(connection, command)
-            if reply.__class__ is ReadOnlyError:  # faster than isinstance, which every decision would pay for
+            if reply.__class__ in _OF_REPLICA:  # faster than isinstance, which every decision would pay for
                 self._failed_at = time.monotonic()
                 connection.disconnect()
                 reply = _replied(connection, command)
-                if isinstance(reply, ReadOnlyError):
+                if isinstance(reply, _OF_REPLICA):
                     connection.disconnect()
             self._replied_at = replied_at = time.monotonic()
             back = (connection, replied_at)
@@ -284,7 +295,7 @@ def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:
     try:
         taken += starmap(pool.get_connection, ((),))
         reply = _replied(taken[0], command, asking=asking)
-        is_whole = not isinstance(reply, ReadOnlyError)
+        is_whole = not isinstance(reply, _OF_REPLICA)
         return reply
     finally:
         if taken:
@@ -344,14 +355,14 @@ class AsyncOwnConnections:
                     await connection.send_packed_command(command)
                     try:
                         reply = await connection.read_response(disable_decoding=True)
-                    except ReadOnlyError:
+                    except _OF_REPLICA:
                         self._failed_at = time.monotonic()
                         await connection.disconnect(nowait=True)
                         await connection.send_packed_command(command)
                         reply = await connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 reply = error
-                if isinstance(error, ReadOnlyError):
+                if isinstance(error, _OF_REPLICA):
                     await connection.disconnect(nowait=True)
             except BaseException as error:
                 _check_loop(self._loop)
@@ -405,7 +416,7 @@ async def aexchange(pool: Any, command: bytes) -> Any:
         reply = await connection.read_response(disable_decoding=True)
     except ResponseError as error:
         reply = error
-        if isinstance(error, ReadOnlyError):
+        if isinstance(error, _OF_REPLICA):
             await connection.disconnect(nowait=True)
     except BaseException:
         _check_loop(loop)
@@ -511,9 +522,9 @@ class Link:
         except RedisConnectionError as error:
             # A Sentinel's connection raises a lost connection if the server replied that it is a replica.
             reply = error.__context__
-            if not isinstance(reply, ReadOnlyError):
+            if not isinstance(reply, _OF_REPLICA):
                 raise
-        if isinstance(reply, ReadOnlyError):
+        if isinstance(reply, _OF_REPLICA):
             # A replica now: a Sentinel's pool finds the new primary when a connection is opened.
             idle = {"inuse_connections": False}
             # A BlockingConnectionPool of redis-py 6 does not have this argument.
@@ -550,5 +561,7 @@ def unavailable(error: Exception) -> StoreUnavailableError:
     is_reply = isinstance(error, ResponseError | AuthenticationError)
     text = f"refused: {error}" if is_reply else f"does not answer: {type(error).__name__}: {error}"
     # The text of the error itself does not say how to fix it.
-    fix = next((fix for kinds, fix in _FIXES.items() if isinstance(error, kinds)), "")
-    return StoreUnavailableError(f"Redis {text}{fix}")
+    # For trouble with a socket, clients raise an error of their own.
+    found = (error, error.__context__)
+    fix = next((fix for kinds, fix in _FIXES.items() if any(isinstance(one, kinds) for one in found)), "")
+    return StoreUnavailableError(f"Redis {text.removesuffix('.') if fix else text}{fix}")
