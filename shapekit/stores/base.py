@@ -137,6 +137,12 @@ class Settings:
             return
         from shapekit.algorithms.overrides import chooser  # noqa: PLC0415 - only where something is set
 
+        if not stored.version:
+            warn(
+                "what operators have set for %r is gone from the store, and the limits in the code apply: was"
+                " it emptied, or does its server evict keys?",
+                self.name,
+            )
         ends = [one.ends_us for one in in_force if one.ends_us is not None]
         self.known = _Known(stored, in_force, min(ends, default=None), chooser(in_force))
         self._programs = {}

@@ -390,6 +390,25 @@ def test_calls_go_on_by_the_code_though_the_version_is_spoiled_meanwhile(store):
     assert policy.configured() == []
 
 
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+@pytest.mark.parametrize("is_evicted", [True, False], ids=["evicted", "removed"])
+def test_overrides_that_a_server_evicts_are_missed_in_the_log_once(store, is_evicted, caplog, afterwards):
+    policy = Policy("5/s", name="api", store=store)
+    policy.configure("1/s")
+    assert policy.shaper.reserve().delay == 0
+    if is_evicted:
+        with shared_server().client() as client:
+            assert client.delete(f"{store.prefix}:setting:api") == 1
+    else:
+        policy.unconfigure()
+    store.clock.advance(9)
+    assert [policy.shaper.reserve().delay for _ in range(3)] == [0, 0.2, 0.4]
+    afterwards()
+    missed = [one for one in caplog.records if "have set for 'api' is gone" in one.getMessage()]
+    assert len(missed) == is_evicted
+    assert policy.configured() == []
+
+
 def test_an_override_that_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog, afterwards):
     """Never unlimited: another program of the name may have a quota, this one has none."""
     put(store, "api", Override(quota="5/month"))
