@@ -116,7 +116,7 @@ PATIENCE_S = 5.0
 """How long a call waits for the other threads of its process, and then for the other processes."""
 
 LOOK_EVERY_S = 0.1
-"""How often a store in use checks whether its file was removed or replaced."""
+"""How often a store in use checks whether its file was removed, replaced or restored."""
 
 APPLICATION = 0x53484B54
 VERSION = 2
@@ -170,6 +170,7 @@ class SharedFile:
         """Whether connection and lock are open and in no transaction; otherwise they are closed."""
         self._closed = False
         self._identity: tuple[object, ...] = ()
+        self._schema = 0
         self._look_at = 0.0
         _FILES.add(self)
 
@@ -269,10 +270,12 @@ class SharedFile:
             raise ConfigError("path", self.path, "is a directory", "name a file in it")
 
     def _look(self) -> None:
-        """Reopen the path if its file was removed or replaced: the old file is still open, but not shared."""
+        """Reopen the path if its file was removed or replaced: the old file is still open, but not shared.
+        Also if a backup was restored into it, in which names and programs have other numbers.
+        """
         self._look_at = time.monotonic() + LOOK_EVERY_S
         now = self._inodes()
-        if now == self._identity:
+        if now == self._identity and _schema_of(self._connections[0].execute) == self._schema:
             return
         self.disconnect()
         if not self._lock.acquire(PATIENCE_S):
@@ -281,8 +284,8 @@ class SharedFile:
             # The log of the old file must not be applied to the new one.
             self._remove_log()
         warn(
-            "%r or a file beside it was removed or replaced while it was in use: its limits go on from what"
-            " is there now",
+            "%r or a file beside it was removed, replaced or restored while it was in use: its limits go on"
+            " from what is there now",
             self.path,
         )
 
@@ -312,6 +315,7 @@ class SharedFile:
         for table in _TABLES if is_new else ():
             execute(table)
         self._met(execute)
+        self._schema = _schema_of(execute)
         execute("COMMIT")
         self.life += 1
         self._identity = database, *self._inodes()[1:]
@@ -372,6 +376,11 @@ class SharedFile:
         raise StoreUnavailableError(
             f"{self.path!r} was kept locked by {holder} for {PATIENCE_S:g} s; see whether it hangs"
         )
+
+
+def _schema_of(execute: Execute) -> int:
+    """A number that SQLite changes with the tables, and when a backup is restored."""
+    return int(execute("PRAGMA schema_version").fetchone()[0])
 
 
 def _inode(path: str) -> tuple[int, int] | None:

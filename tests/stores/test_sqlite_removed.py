@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 import time
 from contextlib import closing
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit import GCRA, Gate, SlidingWindowLog, StoreUnavailableError
 from shapekit.stores import sqlite_file
 from shapekit.stores.sqlite import SQLiteStore
 
@@ -42,6 +43,22 @@ def replaced(path, *ends):
     os.replace(new, path)
 
 
+def restored(path):
+    """A backup, in which names and programs have other numbers, is copied into the file by SQLite."""
+    new = path.with_name("new.db")
+    with closing(SQLiteStore(new)) as store:
+        for limit, name in (
+            (SlidingWindowLog("9/d"), "log"),
+            (GCRA("500/d"), "other"),
+            (GCRA("1000/d"), "api"),
+        ):
+            gate = Gate(limit, name=name, store=store)
+            assert [gate.check().current for _ in range(2)] == [1, 2]
+    with closing(sqlite3.connect(new)) as backup, closing(sqlite3.connect(path)) as file:
+        backup.backup(file)
+    new.unlink()
+
+
 def unindexed(path):
     unlink(path, "-shm")
 
@@ -61,6 +78,7 @@ WAYS = {
     "renamed": (lambda path: os.rename(path, path.with_name("old.db")), 0),
     "replaced": (replaced, 2),
     "replaced, its log removed": (lambda path: replaced(path, "-wal", "-shm"), 2),
+    "restored": (restored, 2),
     "the folder moved": (moved, 0),
     "the folder made anew": (lambda path: (shutil.rmtree(path.parent), path.parent.mkdir()), 0),
 }
