@@ -43,6 +43,8 @@ def everything_in(error):
         "redis://someone:{0}@localhost:6379/0?protocol=9",
         "redis://someone:{0}@[localhost:6379/0",
         "rediss://someone:{0}@localhost:6379/0?ssl_cert_reqs=maybe",
+        # Only the synchronous client knows this option, and takes a text for false.
+        "rediss://someone:{0}@localhost:6379/0?ssl_validate_ocsp=true",
         "redis://someone:pass#{0}@localhost:6379/0",
         "redis://:1#{0}@localhost:6379/0",
         "redis://:1/{0}@localhost:6379/0",

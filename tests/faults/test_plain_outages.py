@@ -90,6 +90,7 @@ def test_an_error_of_a_server_is_the_cause_with_its_own_class_and_a_fix(
     [
         ("ssl_cert_reqs=none", "; if this goes on, check the certificates and the ssl_ options"),
         ("ssl_ca_certs=/nowhere.pem", "; see whether the socket, or the files that ssl_ options name, are"),
+        ("ssl_ca_certs=/", "; see whether the socket, or the files that ssl_ options name, are"),
     ],
 )
 def test_trouble_with_tls_says_where_to_look(option, fix, backend, prefix, gate_on):
@@ -120,7 +121,10 @@ def test_trouble_with_tls_says_where_to_look(option, fix, backend, prefix, gate_
             store.close()
         else:
             error = anyio.run(ask, backend=backend)
+        # A client that misses a file may not have connected.
+        socket.create_connection(plain.getsockname()).close()
         speaker.join(PATIENCE_S)
+        assert not speaker.is_alive()
     assert fix in str(error)
     assert str(port) in str(error)
     assert "secret" not in str(error)

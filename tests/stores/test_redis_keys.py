@@ -286,3 +286,7 @@ def test_a_store_that_can_only_be_awaited_refuses_threads(refused):
     refused(gate.check, "client")
     refused(lambda: gate.reset("key"), "client")
     refused(lambda: list(store.keys()), "client")
+
+
+def test_a_key_of_a_url_without_its_certificate_is_refused(refused):
+    refused(lambda: RedisStore.from_url("rediss://localhost?ssl_keyfile=client.key"), "ssl_keyfile")

@@ -73,7 +73,9 @@ _FIXES = {
     (NoPermissionError,): "; give the user this right",
     (OutOfMemoryError,): "; raise maxmemory, or remove other keys from the server",
     (ssl.SSLError,): "; if this goes on, check the certificates and the ssl_ options of the URL or client",
-    (FileNotFoundError,): "; see whether the socket, or the files that ssl_ options name, are there",
+    (FileNotFoundError, IsADirectoryError, PermissionError): (
+        "; see whether the socket, or the files that ssl_ options name, are there and may be read"
+    ),
 }
 """How to fix an error of a client, or the error that it was raised for."""
 

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod
 
 from redis import ConnectionPool, Redis, RedisCluster, RedisError
+from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -145,6 +146,9 @@ class RedisStore(Store):
         pool = _pool_of(url, bounds)
         for option in bounds:
             duration_us(option, pool.connection_kwargs[option])
+        key = pool.connection_kwargs.get("ssl_keyfile")
+        if key and not pool.connection_kwargs.get("ssl_certfile"):
+            raise ConfigError("ssl_keyfile", key, "has no certificate", "name its ssl_certfile, too")
         store = cls(Redis(connection_pool=pool), clock=clock, prefix=prefix)
         store._server = tuple(pool.connection_kwargs.get(part) for part in ("host", "port", "path"))
         store._kept = OwnConnections(pool, sum(map(pool.connection_kwargs.__getitem__, bounds)))
@@ -414,8 +418,9 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
         )
         # A key may contain bytes that are valid in no encoding.
         pool.connection_kwargs["decode_responses"] = False
-        # Unknown options are refused now, not at the first call.
-        pool.connection_class(**pool.connection_kwargs)
+        # Options that one of the clients does not know are refused now, not at the first call.
+        for one in (pool, AsyncConnectionPool.from_url(url, **bounds)):
+            one.connection_class(**one.connection_kwargs)
         if not is_torn:
             return pool
     fix = 'write one such as "redis://localhost:6379/0"'
