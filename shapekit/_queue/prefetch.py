@@ -258,7 +258,7 @@ class SlotBuffer:
     def keep(self, grants: Sequence[Grant], now_us: int) -> None:
         """Keep slots that could not be given back, until the next attempt."""
         for granted in grants:
-            if self._at_us(self._leaves_by(granted)) < now_us:
+            if self._has_passed(granted, now_us):
                 self.pass_by(granted)
             else:
                 self._returning.append(granted)
@@ -276,7 +276,8 @@ class SlotBuffer:
 
     def next(self, now_us: int, waiting: int) -> Next:
         """What the fetcher does next, while `waiting` calls wait that the buffer cannot serve."""
-        self._pass_by(now_us)
+        if self._is_sure:  # else the key may have been held before a slot came
+            self._pass_by(now_us)
         if self._returns_first:
             return self._give_back(is_over=False)
         if waiting:
@@ -352,9 +353,15 @@ class SlotBuffer:
 
     def _pass_by(self, now_us: int) -> None:
         """Drop slots that have passed: a call that used one now would be too close to the next."""
-        while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
+        while self._slots and self._has_passed(self._slots[0], now_us):
             self._wasted += 1
             self.pass_by(self._slots.popleft())
+
+    def _has_passed(self, granted: Grant, now_us: int) -> bool:
+        """Whether a slot can no longer be used. If it had passed before a hold, it does not come after it."""
+        _, shift_us, until_us, _ = self._standing
+        there_us = self._leaves_by(granted) + shift_us
+        return there_us < until_us or there_us + self._ahead_at(there_us) < now_us
 
     def _learn(self, now_us: int) -> None:
         """Judge by how many slots were used or wasted since the last time whether to fetch more or fewer."""
@@ -460,7 +467,8 @@ class Prefetch:
         self._clock_decides = store.clock_decides
         self._store_clock = store_clock
         self._queue = queue
-        self._prefetch_us = prefetch_us
+        self.span_us = prefetch_us
+        """How old the known state of a key may be."""
         bound = (name, queue)
         self._reserve = store.twin(*bound, RESERVE)
         self._reserve_many = store.bind(*bound, RESERVE_MANY)
@@ -590,7 +598,7 @@ class Prefetch:
                     key: entry for key, entry in self._entries.items() if entry.fetcher is not None
                 }
                 self._sweeps_at = max(_DESKS, 2 * len(self._entries))
-            buffer = SlotBuffer(self._prefetch_us, self._queue, clock_decides=self._clock_decides)
+            buffer = SlotBuffer(self.span_us, self._queue, clock_decides=self._clock_decides)
             entry = self._entries[key] = _KeyEntry(buffer)
         return entry
 

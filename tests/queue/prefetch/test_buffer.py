@@ -129,6 +129,29 @@ def test_while_the_key_is_held_nothing_is_taken_ahead():
     assert bench.buffer.next(START, 3) == Refill(0, 0)
 
 
+def test_a_slot_that_had_passed_before_a_hold_does_not_come_after_it():
+    """All of them would leave together at its end."""
+    bench = Bench()
+    held_at = START + 250_000
+    until = held_at + 3 * SECOND
+    bench.buffer.hear(
+        (bench.granted[0].generation, 3 * SECOND, until, 0), 0, held_at, held_at, bench.buffer.doubts
+    )
+    taken = [bench.buffer.take(at, 1, None).departs_at_us for at in (held_at, until, until)]
+    assert taken == [START + 3 * SECOND + slot for slot in (300_000, 400_000, 500_000)]
+
+
+def test_no_slot_passes_while_the_key_may_be_held():
+    """A hold that this process has placed is not known here until the key is asked about."""
+    bench = Bench()
+    bench.buffer.doubt()
+    assert isinstance(bench.buffer.next(START + 240_000, 0), Wait)
+    until = START + 50_000 + 3 * SECOND
+    standing = (bench.granted[0].generation, 3 * SECOND, until, 0)
+    bench.buffer.hear(standing, 0, START + 240_000, START + 240_000, bench.buffer.doubts)
+    assert bench.buffer.take(START + 240_000, 1, None).departs_at_us == START + 3 * SECOND + 100_000
+
+
 def test_slots_that_no_call_takes_go_back_after_a_quarter_of_a_span():
     bench = Bench()
     assert bench.buffer.next(START, 0) == Wait(START + 250_000)
@@ -282,7 +305,7 @@ def test_an_answer_that_a_later_one_has_overtaken_hides_no_hold():
     bench = Bench(further=2)
     buffer, generation = bench.buffer, bench.granted[0].generation
     held_us = START + 5 * SECOND
-    buffer.hear((generation, 4 * SECOND, held_us, 0), 0, START + 2_000, START + 3_000, buffer.doubts)
+    buffer.hear((generation, 5 * SECOND - 2_000, held_us, 0), 0, START + 2_000, START + 3_000, buffer.doubts)
     buffer.hear((generation, 0, 0, 0), 0, START + 1_000, START + 4_000, buffer.doubts)
     assert buffer.known(START + 4_000).until_us == held_us
     assert buffer.take(START + 4_000, 1, None).departs_at_us >= held_us
