@@ -62,6 +62,20 @@ def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
     assert standing[0] == granted[0][6] < -1
 
 
+@pytest.mark.parametrize("mode", ["raise", "open", "closed", "local"])
+def test_slots_of_a_store_that_is_gone_are_not_given_back_before_its_return(mode):
+    """The error says so, or a worker that prefetches would not give them back later."""
+    bench = Bench(mode, **({"share": 1 / 2} if mode == "local" else {}))
+    _, before = bench.ask(RESERVE_MANY, (), FURTHER)
+    bench.inner.down = True
+    for _ in range(2):  # the call that loses the store, and one that does not ask it
+        with pytest.raises(StoreUnavailableError):
+            bench.ask(CANCEL_MANY, before)
+    bench.inner.mend()
+    bench.clock.advance(0.25)
+    assert bench.ask(CANCEL_MANY, before) == len(before)
+
+
 def test_slots_go_back_where_they_were_taken():
     """Slots of the outage go back to the local side, and earlier ones to the store once it is back."""
     bench = Bench("local", share=1 / 2)

@@ -19,6 +19,7 @@ from shapekit.algorithms.queue.constraints import Constraints, Receipts
 from shapekit.algorithms.queue.slots import Grant, Granted, Move, Moves, Places, Request, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
 from shapekit.decision import Decision
+from shapekit.errors import StoreUnavailableError
 from shapekit.rate import Value
 
 if TYPE_CHECKING:
@@ -419,9 +420,11 @@ class _Cancel(Operation):
 
 
 class _CancelMany(Operation):
+    """Gives back prefetched slots. While their store is gone it raises, so that they are given back later."""
+
     name = "cancel_many"
     follows = True
-    nothing = 0
+    needs_store = False  # for slots that no store has granted
 
     def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
         return ([program.grant_sent(grant) for grant in args[0]],)
@@ -431,6 +434,18 @@ class _CancelMany(Operation):
         # All of them were granted on the same side, or they would not be given back together.
         side = side_of(grants[0].generation) if grants else Side.PRIMARY
         return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> int:
+        if self.routed(args)[0] is Side.PRIMARY:
+            raise StoreUnavailableError("the store that has granted these slots is gone")
+        return 0
+
+    closed = opened
+
+    def locally(
+        self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        return refuse
 
 
 class _Settle(Operation):
