@@ -422,13 +422,13 @@ _NAP_S = 60.0
 
 
 class _Call:
-    """A call that waits for its answer."""
+    """A call, until it has its answer."""
 
     __slots__ = ("alarm", "error", "granted", "is_gone", "request")
 
-    def __init__(self, request: Request, alarm: Any) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.alarm = alarm
+        self.alarm: Any = None
         self.granted: Grant | None = None
         self.error: Exception | None = None
         self.is_gone = False
@@ -501,19 +501,19 @@ class Prefetch:
             # A finalizer or a signal handler interrupts this thread while it changes a buffer.
             return await driver.ask(self._reserve, key, request)
         await driver.stop_if_cancelled()  # a slot from the buffer is taken without awaiting
-        call = self._taken(key, request, driver.alarm)
-        if not isinstance(call, _Call):
-            return call
+        call = _Call(request)
         try:
-            await driver.wait(call.alarm)
+            self._take(key, call, driver.alarm)
+            if call.alarm is not None:
+                await driver.wait(call.alarm)
+            return call.answered()
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, key, call))
             raise
-        return call.answered()
 
-    def _taken(self, key: str, request: Request, alarm: Callable[[], Any]) -> Grant | _Call:
-        """A slot from the buffer, or else a call to wait for."""
-        cost, bound_us, _ = request
+    def _take(self, key: str, call: _Call, alarm: Callable[[], Any]) -> None:
+        """Give the call a slot from the buffer, or else an alarm to wait for."""
+        cost, bound_us, _ = call.request
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailableError(f"{self._what} was closed")
@@ -521,12 +521,12 @@ class Prefetch:
             entry = self._entry(key)
             if cost == 1:
                 entry.buffer.come(now)
-            if not entry.calls and (granted := entry.buffer.take(now, cost, bound_us)) is not None:
-                return granted
-            call = _Call(request, alarm())
-            entry.calls.append(call)
-            self._wake_fetcher(key, entry)
-            return call
+            if not entry.calls:
+                call.granted = entry.buffer.take(now, cost, bound_us)
+            if call.granted is None:
+                call.alarm = alarm()
+                entry.calls.append(call)
+                self._wake_fetcher(key, entry)
 
     async def exchange(self, driver: Driver, key: str, missed: Grant) -> Grant:
         """Another slot for a call that has missed this one, or a refusal.

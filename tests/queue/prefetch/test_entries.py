@@ -6,13 +6,14 @@ import anyio
 import pytest
 
 from shapekit import Override, StoreUnavailableError
-from shapekit._queue.prefetch import _DESKS
+from shapekit._queue.prefetch import _DESKS, _Call
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, ThreadAlarm, run
 from shapekit.algorithms.queue.wire import CONFIRM
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import changed
 
 from ...crew import in_threads
+from ..slow_store import FarStore
 from .conftest import PATIENCE_S, tenders
 
 
@@ -54,6 +55,27 @@ def test_calls_that_wait_for_an_aborted_trip_raise(store, shaper_on):
     assert shaper.reserve()
 
 
+def come(prefetch, request):
+    """A call that has asked, in a thread."""
+    call = _Call(request)
+    prefetch._take("key", call, ThreadAlarm)
+    return call
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_thread_that_is_interrupted_as_it_asks_leaves_no_call_behind(store, shaper_on, clock, monkeypatch):
+    """A slot would be fetched for it with the next trip, and charged."""
+    shaper, now = shaper_on(store), clock.now()
+    with monkeypatch.context() as patched:
+        patched.setattr(shaper.core.prefetch, "_wake_fetcher", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shaper.reserve()
+    assert shaper.reserve().departs_at == now + FarStore.ahead_s + 0.025
+
+
 def test_a_call_that_comes_right_after_a_trip_takes_no_slot_ahead_of_those_that_wait(
     store, shaper_on, clock, monkeypatch
 ):
@@ -61,11 +83,11 @@ def test_a_call_that_comes_right_after_a_trip_takes_no_slot_ahead_of_those_that_
     prefetch, now = shaper_on(store).core.prefetch, clock.now_us()
     monkeypatch.setattr(prefetch, "_wake_fetcher", lambda *_: None)
     entry = prefetch._entry("key")
-    calls = [prefetch._taken("key", (1, None, 7), ThreadAlarm) for _ in range(2)]
+    calls = [come(prefetch, (1, None, 7)) for _ in range(2)]
     state, slots = prefetch._reserve_many("key", [], (5, SECOND_US, 1))
     entry.buffer.hear((*state[:3], state[4]), now - state[3], now, now, entry.buffer.doubts)
     entry.buffer.fill([], slots, now)
-    calls.append(prefetch._taken("key", (1, None, 7), ThreadAlarm))
+    calls.append(come(prefetch, (1, None, 7)))
     assert entry.calls == calls
     prefetch._serve(entry, now)
     assert [call.granted.due_us for call in calls] == [slot.due_us for slot in slots[:3]]
@@ -84,9 +106,7 @@ def test_a_call_that_has_to_go_to_the_store_keeps_no_other_from_its_slot(
     entry = prefetch._entry("key")
     entry.buffer.hear((*state[:3], state[4]), now - state[3], now, now, entry.buffer.doubts)
     entry.buffer.fill([], slots[1:], now)
-    first, *behind = [
-        prefetch._taken("key", request, ThreadAlarm) for request in (request_, (1, None, 7), (1, None, 7))
-    ]
+    first, *behind = [come(prefetch, request) for request in (request_, (1, None, 7), (1, None, 7))]
     prefetch._serve(entry, now)
     assert entry.calls == [first]
     assert [call.granted.due_us for call in behind] == [slot.due_us for slot in slots[1:3]]
@@ -95,7 +115,7 @@ def test_a_call_that_has_to_go_to_the_store_keeps_no_other_from_its_slot(
 def test_no_slot_is_fetched_for_a_call_that_is_gone(store, shaper_on, clock, monkeypatch):
     prefetch = shaper_on(store).core.prefetch
     monkeypatch.setattr(prefetch, "_wake_fetcher", lambda *_: None)
-    gone, waiting = [prefetch._taken("key", (1, None, 7), ThreadAlarm) for _ in range(2)]
+    gone, waiting = [come(prefetch, (1, None, 7)) for _ in range(2)]
     gone.is_gone = True
     entry = prefetch._entry("key")
     prefetch._serve(entry, clock.now_us())

@@ -184,9 +184,9 @@ def test_the_slot_of_an_interrupted_thread_goes_to_the_next(shaper_on, monkeypat
             super().wait(PATIENCE_S)
             raise KeyboardInterrupt
 
-    taken = shaper.core.prefetch._taken
+    take = shaper.core.prefetch._take
     with monkeypatch.context() as patched:
-        patched.setattr(shaper.core.prefetch, "_taken", lambda key, call, _: taken(key, call, Interrupted))
+        patched.setattr(shaper.core.prefetch, "_take", lambda key, call, _: take(key, call, Interrupted))
         with pytest.raises(KeyboardInterrupt):
             shaper.reserve()
     assert shaper.reserve().departs_at - first.departs_at == 1
