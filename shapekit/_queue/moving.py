@@ -149,6 +149,8 @@ class Limits(Watch):
     def until_us(self, alarm: Alarm, now_us: int, due_us: int) -> int:
         """When a call that sleeps until its slot has to poll, if nothing wakes it before."""
         self.dues[alarm] = due_us
+        if self._poller is not None and self.dues.get(self._poller, now_us) <= now_us:
+            self._poller = None  # its thread was interrupted as it woke, or wakes late
         if self._poller is None and self._is_far(due_us, now_us):
             self._poller = alarm
         poller = self._poller
@@ -164,6 +166,9 @@ class Limits(Watch):
         # Until the next line, any call that comes wakes the poller.
         self._served_us = _END_US
         # The next call to leave asks in any case, and its answer wakes the others.
+        for other, past_us in list(self.dues.items()):
+            if past_us <= now_us:
+                self.dues.pop(other, None)
         self._served_us = min(list(self.dues.values()), default=due_us)
         pause = pause_us(max(0, self._served_us - now_us), 0)
         return now_us + min(pause, due_us - now_us - LAST_LOOK_US)

@@ -272,6 +272,15 @@ def test_one_of_the_waiting_calls_asks_for_all():
     assert limits.until_us(second, 0, 10**12) <= QUICK_US * 5 // 4
 
 
+def test_a_call_that_was_interrupted_as_it_woke_keeps_no_other_from_asking():
+    """Its entry stays behind. By its slot, which comes no more, the others would ask all the time."""
+    limits = Limits(Settings("api"), ManualClock(0), hears_all=False)
+    gone, waiting = threading.Event(), threading.Event()
+    limits.until_us(gone, 0, 10**7)
+    assert limits.until_us(waiting, 0, 10**12) > 10**12
+    assert 10**7 + 60_000_000 <= limits.until_us(waiting, 10**7, 10**12) < 10**12
+
+
 @pytest.mark.parametrize("first", [0, 5])
 def test_another_process_learns_of_a_change_in_time_for_the_calls_that_leave_next(
     stage, clock, tmp_path, first
