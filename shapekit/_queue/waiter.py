@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
 from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, own_copy, run
+from shapekit._runtime.drivers import TASKS, THREADS, Alarm, Driver, Twin, own_copy, run
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US, NOWHERE
 from shapekit.algorithms.queue.adaptive import FULL
@@ -303,9 +303,16 @@ class Waiter:
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and report it."""
         is_returned = False
-        # If the store is gone as well, the caller still gets the original error.
-        with suppress(StoreUnavailableError):
-            is_returned = await reservation.core.give_back(driver, reservation)
+        try:
+            # If the store is gone as well, the caller still gets the original error.
+            with suppress(StoreUnavailableError):
+                is_returned = await reservation.core.give_back(driver, reservation)
+        except BaseException as again:
+            if driver is THREADS and not isinstance(again, Exception):
+                # Interrupted once more. To give back a second time what the store has already does nothing.
+                process.background_ready()
+                process.in_background(run, self.give_up, reservation, error)
+            raise
         self._reporter.ended(reservation.key, reservation.cost, error, had_slot=True, returned=is_returned)
 
 

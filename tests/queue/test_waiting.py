@@ -1,11 +1,15 @@
 """One sleep until the slot comes, in bounded steps; a call that stops waiting gives the slot back."""
 
+import threading
+
 import anyio
 import pytest
 
 from shapekit import ConfigError, ManualClock, MemoryStore, Shaper, StoreUnavailableError
+from shapekit._runtime import process
+from shapekit.algorithms.queue.wire import CANCEL
 
-from ..crew import held_elsewhere
+from ..crew import PATIENCE_S, held_elsewhere
 
 DAY = 86_400
 
@@ -130,6 +134,43 @@ def test_a_thread_that_is_interrupted_in_its_sleep_gives_the_slot_back(shaper, c
     with pytest.raises(interruption), shaper:
         pytest.fail("entered")
     assert clock.now() == 1_000
+    assert shaper.reserve().delay == 1.0
+
+
+class InterruptingStore(MemoryStore):
+    """The first time that a slot is given back, the thread is interrupted instead."""
+
+    interruption = None
+
+    def bind(self, name, program, operation):
+        apply = super().bind(name, program, operation)
+
+        def cancel(*args):
+            interruption, self.interruption = self.interruption, None
+            if interruption is not None:
+                raise interruption
+            return apply(*args)
+
+        return cancel if operation is CANCEL else apply
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_a_thread_that_is_interrupted_again_as_it_gives_the_slot_back_loses_none(clock, interruption):
+    """The background thread gives it back."""
+
+    def interrupt():
+        raise interruption
+
+    store = InterruptingStore(clock)
+    shaper = Shaper("1/s", store=store)
+    shaper.reserve()
+    clock.on_sleep, store.interruption = interrupt, interruption
+    with pytest.raises(interruption):
+        shaper.schedule()
+    assert store.interruption is None
+    is_done = threading.Event()
+    process.in_background(is_done.set)
+    assert is_done.wait(PATIENCE_S)
     assert shaper.reserve().delay == 1.0
 
 
