@@ -321,9 +321,11 @@ class LateCalls:
                     # The loop of the call that made that trip was stopped.
                     self._ended(key, traveller)
                 own.alarm = driver.alarm()
-        except BaseException:
+        except BaseException as error:
             own.is_gone = True
             self._ended(key, own)
+            if not isinstance(error, GeneratorExit):  # a finalizer takes no lock
+                self._drop_gone(key)
             raise
         return own.answer
 
@@ -398,6 +400,13 @@ class LateCalls:
                 self.waiting.pop(key, None)
                 if apart := [one for one in waiting if one.is_local is not side]:
                     self.waiting[key] = apart
+
+    def _drop_gone(self, key: str) -> None:
+        with self._lock:
+            if waiting := [one for one in self.waiting.get(key, ()) if not one.is_gone]:
+                self.waiting[key] = waiting
+            else:
+                self.waiting.pop(key, None)
 
     def _ended(self, key: str, traveller: _LateCall) -> None:
         """Wake all calls after a trip: those still without an answer begin the next one.

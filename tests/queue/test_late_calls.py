@@ -13,7 +13,7 @@ from shapekit import GCRA, Adaptive, FixedWindow, ManualClock, MemoryStore, Quot
 from shapekit._queue import moving as module
 from shapekit._queue.moving import LateCalls
 from shapekit._runtime import process
-from shapekit._runtime.drivers import THREADS, AsyncAlarm, Twin, run
+from shapekit._runtime.drivers import THREADS, AsyncAlarm, ThreadAlarm, Twin, run
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, LATE, RESERVE
 from shapekit.clock import StoreClock
@@ -389,6 +389,18 @@ def test_a_call_that_is_interrupted_on_a_trip_keeps_no_other_from_the_next():
         assert run(late_calls.ask, "key", 2, (7, 2, 1, 2)) == (1, 1)
         assert len(trips) <= 2
     assert 10 < at < 59
+
+
+def test_a_late_call_that_is_interrupted_while_another_makes_the_trip_leaves_nothing_behind(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    late_calls = LateCalls(Twin(None, None))
+    late_calls.under_way["key"] = module._LateCall(0, (7, 1, 1, 1), threading.Event())
+    monkeypatch.setattr(ThreadAlarm, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(late_calls.ask, "key", 1, (7, 1, 1, 1))
+    assert late_calls.waiting == {}
 
 
 def test_a_trip_whose_loop_has_stopped_is_given_up(monkeypatch):
