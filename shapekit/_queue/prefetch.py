@@ -98,6 +98,8 @@ class SlotBuffer:
         self._returns_first = False
         self._returns_at_us = 0
         """When slots may be given back again, after a trip that failed."""
+        self._kept_since_us = 0
+        """Since when there have been slots to give back."""
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
         """A new object after each change by this process: shows whether a question was asked before it."""
@@ -276,18 +278,26 @@ class SlotBuffer:
 
     def next(self, now_us: int, waiting: int) -> Next:
         """What the fetcher does next, while `waiting` calls wait that the buffer cannot serve."""
+        if not self._returning:
+            self._kept_since_us = now_us
         if self._is_sure:  # else the key may have been held before a slot came
             self._pass_by(now_us)
-        if self._returns_first:
+        may_return = now_us >= self._returns_at_us
+        # However busy this process is, limits count no slot that no call uses for longer than a span.
+        if self._returns_first or (may_return and now_us - self._kept_since_us >= self._prefetch_us):
+            self._kept_since_us = now_us
             return self._give_back(is_over=False)
         if waiting:
             return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
         idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._prefetch_us // _PATIENCE
-        is_over, may_return = now_us >= idle_us, now_us >= self._returns_at_us
+        is_over = now_us >= idle_us
         if may_return and (is_over or len(self._returning) >= MOST or self._has_moved):
             return self._give_back(is_over=is_over)
         if is_over:
             return Wait(self._returns_at_us)
+        until_us = idle_us
+        if self._returning:
+            until_us = min(idle_us, max(self._kept_since_us + self._prefetch_us, self._returns_at_us))
         if self._may_refill and self._most and self._is_crowded:
             ahead_us = self._trip_us * 3 // 2
             low_us = self._at_us(self._last_us) - ahead_us
@@ -296,12 +306,12 @@ class SlotBuffer:
             is_worth = self._prefetch_us > 2 * self._trip_us
             old_us = self._heard_us + self._prefetch_us - ahead_us if is_worth else low_us
             if now_us < min(low_us, old_us):
-                return Wait(min(low_us, old_us, idle_us))
+                return Wait(min(low_us, old_us, until_us))
             if now_us < low_us:
                 return Ask()
             if (refill := self._refill(now_us, 0)).further:
                 return refill
-        return Wait(idle_us) if self._slots or self._returning else Rest()
+        return Wait(until_us) if self._slots or self._returning else Rest()
 
     def surrender(self) -> GiveBack | Rest:
         """Give back everything, one generation at a time."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shapekit import SlidingWindowLog
+from shapekit import Quota, SlidingWindowLog
 from shapekit._queue.prefetch import Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
@@ -347,3 +347,18 @@ def test_slots_that_could_not_be_given_back_are_given_back_a_span_later(is_count
     buffer.keep(again.grants, now + SECOND)
     assert buffer.next(now + 2 * SECOND, 0) == (done if is_counted else Rest())
     assert isinstance(buffer.next(now + 2 * SECOND, 0), Rest)
+
+
+def test_a_busy_process_keeps_no_slot_from_a_limit_for_longer_than_a_span():
+    """Calls that a spent quota refuses ask again and again."""
+    bench = Bench(further=2, gates=(Quota("3/day"),))
+    buffer, kept = bench.buffer, []
+    for now in range(START + 210_000, START + 2 * SECOND, 50_000):  # the slots have passed by then
+        buffer.come(now)
+        assert buffer.take(now, 1, None) is None
+        done = buffer.next(now, 1)
+        if isinstance(done, GiveBack):
+            kept.append((now, done.grants))
+    [(given_at, grants)] = kept
+    assert given_at <= START + 210_000 + SECOND
+    assert bench.server.call(CANCEL_MANY, grants) == 2
