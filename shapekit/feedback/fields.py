@@ -199,7 +199,9 @@ _ASCTIME = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _RFC3339 = re.compile(
-    rf"[ \t]*([0-9]{{4}})-([0-9]{{2}})-([0-9]{{2}})[Tt ]{_TIME}(\.[0-9]{{1,12}})?"
+    r"[ \t]*([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]"
+    # Java leaves out seconds that are zero, and Jira all seconds.
+    r"([0-9]{2}):([0-9]{2})(?::([0-9]{2})(\.[0-9]{1,12})?)?"
     # Ruby writes `2026-03-01 12:00:00 UTC` and `… -0700`.
     r"(?:[Zz]|[ ]UTC|[ ]?([+-])([0-9]{2}):?([0-9]{2}))[ \t]*(?:[,;]|\Z)"
 )
@@ -295,7 +297,7 @@ def http_date(text: str | None, now: float) -> float | None:
 def rfc3339(text: str | None) -> float | None:
     """Epoch seconds of an RFC 3339 instant such as `2026-03-01T12:00:00Z`, with fractions and offsets.
 
-    Also as Ruby writes it.
+    Also as Ruby writes it, and without seconds.
     """
     match = text and _RFC3339.match(text)
     if not match:
@@ -312,8 +314,8 @@ def rfc3339(text: str | None) -> float | None:
     return instant - offset + float(f"0{fraction or '.0'}")
 
 
-def _instant(year: int, month: int, day: int, time: list[str]) -> float | None:
-    hour, minute, second = map(int, time)
+def _instant(year: int, month: int, day: int, time: list[str | None]) -> float | None:
+    hour, minute, second = (int(part or 0) for part in time)
     leap = second == 60  # a leap second is the one after 59; datetime has none
     try:
         return datetime(year, month, day, hour, minute, second - leap, tzinfo=UTC).timestamp() + leap
