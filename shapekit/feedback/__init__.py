@@ -137,7 +137,9 @@ class Feedback:
        hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
        OpenAI's `insufficient_quota`. A 402 alone says it only in the dialects "openai" and "anthropic": other
        servers answer with it when one payment fails.
-    5. Nothing else holds. A 503 or 529 that does not say how long is a failure of the server, which a lower
+    5. An answer from a cache (its `Age` is positive) says what was true when it was stored: only the
+       Retry-After of such a refusal holds, for what is left of it.
+    6. Nothing else holds. A 503 or 529 that does not say how long is a failure of the server, which a lower
        rate would not prevent. A 429 made by shapekit itself (`on_reject="respond"`) is ignored.
 
     Explicit values are obeyed whenever they arrive; the time a request was sent matters only for answers
@@ -215,7 +217,7 @@ class Feedback:
             self._incidents.hinted(place, hold_s, received_at)
         elif status == REFUSED:
             hold_s = self._within(self._incidents.unhinted(place, first_hold_s, sent_at, received_at))
-        else:
+        elif not answer.age_s:
             self._succeeded(status, *place, sent_at)
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
             return None
@@ -281,7 +283,8 @@ class Feedback:
         return min(hold_s, self.max_hold_s) if hold_s >= _LEAST_HOLD_S else 0.0
 
     def _parsed(self, answer: Answer) -> tuple[ServerHint, float]:
-        for dialect in self._dialects:
+        dialects = () if answer.age_s and self._wanted is not None else self._dialects
+        for dialect in dialects:
             if not dialect.marks or not answer.fields.keys().isdisjoint(dialect.marks):
                 hint = dialect.parse(answer)
                 if hint is not None:

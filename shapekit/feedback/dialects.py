@@ -74,11 +74,16 @@ class Answer(NamedTuple):
     now: float
     """Epoch seconds: the server's if it sent a Date, else the local clock's."""
     retry_s: float | None = None
-    """The wait that `retry-after-ms` or `Retry-After` asks for, if positive."""
+    """The wait that `retry-after-ms` or `Retry-After` asks for, less the time in a cache, if positive."""
     error: Mapping[str, Any] | None = None
     """The `error` in the JSON body of a 400, 402, 403 or 429, or the body itself if that has none; None until
     the client has read it.
     """
+
+    @property
+    def age_s(self) -> float:
+        """How long the answer was in a cache, in seconds; 0 if it comes from the server itself."""
+        return self.number("age") or 0.0
 
     def whole(self, name: str) -> int | None:
         """The field as a whole number."""
@@ -100,13 +105,13 @@ class FieldNames(NamedTuple):
     encoded: frozenset[bytes]
     lengths: frozenset[int]
     telling: frozenset[int]
-    """The lengths without that of the Date, which is in every answer and alone says nothing."""
+    """The lengths without those of Date and Age, which are in many answers and alone say nothing."""
 
 
 def wanted(fields_read: Iterable[str]) -> FieldNames:
     """These fields, and those that every dialect reads."""
     names = {*fields_read, *_RETRY}
-    texts = {*names, "date", OURS.lower()}
+    texts = {*names, "date", "age", OURS.lower()}
     return FieldNames(
         frozenset(texts),
         frozenset(text.encode() for text in texts),
@@ -156,7 +161,8 @@ def heard(
         now = received_at
     retry = fields.number(values.get("retry-after-ms"))
     retry = retry / 1_000 if retry else fields.retry_after(values.get("retry-after"), now)
-    return Answer(status, values, now, retry if retry and retry > 0 else None, error)
+    answer = Answer(status, values, now, None, error)
+    return answer._replace(retry_s=retry - answer.age_s) if retry and retry > answer.age_s else answer
 
 
 def _text(raw: Any) -> str:

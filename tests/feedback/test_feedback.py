@@ -187,6 +187,27 @@ def test_the_servers_wait_is_obeyed_even_if_it_arrives_late(feedback):
     assert read(feedback, 429, {"Retry-After": "2"}, sent_at=AT - 1, received_at=AT + 1).hold_s == 2
 
 
+@pytest.mark.parametrize("status", [200, 403, 404])
+@pytest.mark.parametrize("dialect", ["auto", "generic"])
+def test_an_answer_from_a_cache_says_nothing_about_the_limit_now(status, dialect):
+    feedback = Feedback(dialect)
+    assert read(feedback, status, {**SPENT, "Age": "0"}).hold_s == 7
+    assert read(feedback, status, {**SPENT, "Age": "5"}) is None
+
+
+def test_an_answer_from_a_cache_ends_no_incident(feedback):
+    read(feedback, 429)
+    read(feedback, 200, {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Age": "5"}, sent_at=AT + 1)
+    assert read(feedback, 429, sent_at=AT + 2).hold_s == 2
+
+
+@pytest.mark.parametrize("retry", ["60", "Fri, 29 May 2026 12:01:00 GMT"])
+def test_a_cached_refusal_holds_for_what_is_left_of_its_retry_after(feedback, retry):
+    cached = {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Retry-After": retry}
+    assert read(feedback, 503, {**cached, "Age": "45"}, sent_at=AT + 45).hold_s == 15
+    assert read(feedback, 503, {**cached, "Age": "60"}, sent_at=AT + 60) is None
+
+
 def test_no_hold_is_longer_than_the_bound():
     feedback = Feedback(max_hold="90s")
     assert read(feedback, 429, {"Retry-After": "86400"}).hold_s == 90
