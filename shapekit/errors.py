@@ -15,6 +15,7 @@ of the package, another process, a log line). Every error pickles.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from shapekit.decision import Decision
@@ -32,16 +33,19 @@ __all__ = [
 
 
 _LONGEST_REPR = 80
+_URL = re.compile(r"://([^\s/'\"]*(?=@))?([^\s?'\"]*)(\?[^\s'\"]+)?")
 
 
 def shortened(value: object) -> str:
-    """The repr of `value`, cut to a length that suits a log line."""
+    """The repr of `value`, cut to a length that suits a log line, without the secrets of a URL in it."""
     if isinstance(value, _Verbatim):
         return value
     try:
         text = repr(value)
     except Exception:
         text = f"<{type(value).__name__} that cannot be shown>"
+    if "://" in text:
+        text = _URL.sub(_without_secrets, text)
     if len(text) <= _LONGEST_REPR:
         return text
     # The end says most about a path, the beginning about everything else.
@@ -56,6 +60,12 @@ class _Verbatim(str):
 
 UNSHOWN = _Verbatim("(not shown)")
 """Stands for the value of an option that may contain a password or a token."""
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    user, rest, query = url.groups()
+    return f"://{UNSHOWN if user else ''}{rest}{f'?{UNSHOWN}' if query else ''}"
+
 
 _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000))
 _SMALL_UNITS = ((1_000_000, "s"), (1_000, "ms"), (1, "µs"))

@@ -312,6 +312,7 @@ class RequestShaper:
         return self._plan(self._made(rate, self._spec.get("name")), "host")
 
     def _route(self, url: str, spec: RouteSpec) -> _Plan[CostSpec]:
+        self._reading.route(url)  # first, as the errors below show a valid URL whole
         if isinstance(spec, Policy):
             return self._plan(spec)
         try:
@@ -358,7 +359,7 @@ def _checked_options(options: Any) -> RequestOptions:
     for field in options:
         if field not in RequestOptions.__annotations__:
             known = ", ".join(RequestOptions.__annotations__)
-            raise ConfigError(f"shapekit.{field}", options[field], "is unknown", f"use some of {known}")
+            raise ConfigError(f"shapekit.{field}", UNSHOWN, "is unknown", f"use some of {known}")
     if options.get("cost") is not None:
         whole("shapekit.cost", options["cost"])
     if options.get("max_wait", AS_CONFIGURED) not in (AS_CONFIGURED, None):
@@ -546,7 +547,8 @@ def inner_options(
 
 def refuse_rate(field: str, given: object, wrapper: str) -> None:
     """Raise ConfigError that shows the right call if a limit is passed in place of another first argument."""
-    if isinstance(given, (str, int, float)):
+    # A URL is none, and may contain a password.
+    if isinstance(given, (str, int, float)) and "://" not in str(given):
         fix = f"write {wrapper}(rate={given!r})"
         raise ConfigError(field, given, f"is a rate in the place of the {field}", fix)
     if isinstance(given, Policy):

@@ -25,7 +25,7 @@ from shapekit.algorithms.gcra import GCRA
 from shapekit.cli.main import cli
 from shapekit.cli.top import place_of
 from shapekit.integrations.aiohttp import shaped_middleware
-from shapekit.integrations.httpx import ShapedTransport
+from shapekit.integrations.httpx import ShapedTransport, shape
 from shapekit.integrations.requests import ShapedAdapter
 from shapekit.stores.redis.connections import unavailable
 
@@ -148,3 +148,29 @@ def test_wrappers_of_clients_and_their_errors_contain_no_secret(options: Any) ->
         with pytest.raises(ConfigError) as caught:
             make()
         check_silent(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ShapedTransport(routes={f"https://me:{SECRET}@api.x/": "1/s"}),
+        lambda: ShapedTransport(routes={f"https://me:{SECRET}@api.x/": "1/parsec"}),
+        lambda: ShapedTransport(routes={f"https://me:{SECRET}@api.x:99999/": "1/s"}),
+        lambda: ShapedTransport(routes={f"https://api.x/?token={SECRET}": "1/s"}),
+        lambda: ShapedTransport(f"https://me:{SECRET}@api.x/", rate="1/s"),  # type: ignore[arg-type]
+        lambda: ShapedAdapter(f"https://me:{SECRET}@api.x/", rate="1/s"),  # type: ignore[arg-type]
+        lambda: shape(f"https://api.x/?token={SECRET}", rate="1/s"),  # type: ignore[type-var]
+    ],
+)
+def test_errors_show_no_secret_of_a_url(make: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    check_silent(*contents_of(caught.value))
+    assert "api.x" in str(caught.value)
+
+
+def test_the_error_about_an_unknown_option_of_a_request_contains_no_secret() -> None:
+    transport = ShapedTransport(httpx.MockTransport(lambda _: httpx.Response(200)), rate="1/s")
+    with httpx.Client(transport=transport) as client, pytest.raises(ConfigError) as caught:
+        client.get("https://api.x", extensions={"shapekit": {"token": SECRET}})
+    check_silent(*contents_of(caught.value))
