@@ -165,6 +165,7 @@ _KEY_FIX = (
     'the request, or "default" for one key for all'
 )
 _ITEM_OF_PATH = re.compile(r"path\[(\w+)\]")
+_PATTERN = re.compile(r"[*{}]")
 _ROUTE_FIX = 'write a URL such as "https://api.example.com/search"'
 
 
@@ -322,6 +323,9 @@ def parsed(url: object) -> Target:
         raise ConfigError("routes", url, "has no scheme or no host", _ROUTE_FIX)
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError("routes", url, "has more than scheme, host, port and path", _ROUTE_FIX)
+    if _PATTERN.search(parts.netloc + parts.path):
+        fix = 'write the beginning of a URL; for a literal "*" in its path, write "%2A"'
+        raise ConfigError("routes", url, "is a pattern, and would match no request", fix)
     return Target("", parts.scheme, host, port, parts.path)
 
 

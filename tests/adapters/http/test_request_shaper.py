@@ -121,6 +121,10 @@ def test_a_route_is_matched_on_scheme_host_port_and_path(sent, found):
     assert (Routes(ROUTES).find(sent.target) is not None) is found
 
 
+def test_a_route_may_contain_an_escaped_star():
+    assert Routes({"https://api.x/%2A/search": 1}).find(SEARCH.to(path="/*/search").target) == 1
+
+
 def test_a_route_may_be_written_in_another_case():
     assert Routes({"https://BÜCHER.x/": 1}).find(SEARCH.to(host="xn--bcher-kva.x").target) == 1
 
@@ -164,6 +168,9 @@ def test_routes_on_a_shared_store_are_counted_apart(tmp_path):
         {"https://api.x#a": "1/s"},
         {"https://me@api.x": "1/s"},
         {"https://api.x:99999": "1/s"},
+        {"https://*.api.x": "1/s"},
+        {"https://api.x/users/*": "1/s"},
+        {"https://api.x/users/{id}": "1/s"},
         {"https://api.x/a": "1/s", "https://api.x:443/%61/": "2/s"},
     ],
 )
