@@ -166,6 +166,8 @@ _KEY_FIX = (
 )
 _ITEM_OF_PATH = re.compile(r"path\[(\w+)\]")
 _PATTERN = re.compile(r"[*{}]")
+_DEVIATIONS = re.compile("[ß\u1e9e\u03c2\u200c\u200d]")
+"""The letters that Python's codec encodes in another way than the clients."""
 _ROUTE_FIX = 'write a URL such as "https://api.example.com/search"'
 
 
@@ -323,6 +325,9 @@ def parsed(url: object) -> Target:
         raise ConfigError("routes", url, "has no scheme or no host", _ROUTE_FIX)
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError("routes", url, "has more than scheme, host, port and path", _ROUTE_FIX)
+    if _DEVIATIONS.search(parts.netloc):
+        fix = "write the host as the client sends it, in ASCII, beginning with xn--"
+        raise ConfigError("routes", url, "has a letter in its host that has two encodings", fix)
     if _PATTERN.search(parts.netloc + parts.path):
         fix = 'write the beginning of a URL; for a literal "*" in its path, write "%2A"'
         raise ConfigError("routes", url, "is a pattern, and would match no request", fix)

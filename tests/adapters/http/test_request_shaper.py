@@ -169,6 +169,7 @@ def test_routes_on_a_shared_store_are_counted_apart(tmp_path):
         {"https://me@api.x": "1/s"},
         {"https://api.x:99999": "1/s"},
         {"https://*.api.x": "1/s"},
+        {"https://straße.x": "1/s"},
         {"https://api.x/users/*": "1/s"},
         {"https://api.x/users/{id}": "1/s"},
         {"https://api.x/a": "1/s", "https://api.x:443/%61/": "2/s"},
