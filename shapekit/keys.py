@@ -137,6 +137,10 @@ SCOPE = "%scope="
 """Separates key and scope in a scoped key. No other key contains it."""
 
 
+PART = "%of="
+"""Separates a scope from the beginning of a path, or a part of it, for each of which it counts separately."""
+
+
 def scoped(key: str, scope: str) -> str:
     """The key of a scope; unique for each pair, because no key contains the separator.
 

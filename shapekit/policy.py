@@ -789,6 +789,7 @@ def hint_of(
         sent_at=admission.sent_at,
         received_at=received_at,
         key=admission.key,
+        path="" if admission.target is None else admission.target.path,
         body=body_of(response) if status >= _FAILED else None,
     )
 

@@ -30,7 +30,7 @@ from shapekit._runtime.process import SWITCH
 from shapekit.clock import forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
-from shapekit.keys import scoped, segments
+from shapekit.keys import PART, scoped, segments
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, Fits, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
@@ -123,14 +123,17 @@ class Scopes:
         while not node.below and node.below is not None and end > 1:
             end -= 1
             node = self._nodes.get(place[:end], _UNKNOWN)
-        below = node.below
+        below, path = node.below, target.path
         if below is not None and len(below) == 1:
-            return tuple(below)
+            return tuple([scope for scope in below if _may_have(scope, path)])
         return tuple(
             [
                 scope
                 for (of, scope), hold in self._holds.items()
-                if of == key and hold.until_us > now_us and (not below or scope in below)
+                if of == key
+                and hold.until_us > now_us
+                and (not below or scope in below)
+                and _may_have(scope, path)
             ]
         )
 
@@ -141,6 +144,11 @@ class Scopes:
 
 
 _UNKNOWN = _Node()
+
+
+def _may_have(scope: str, path: str) -> bool:
+    """Whether a request may have a scope: one that counts for a part of a path has that part in its own."""
+    return f"{scope.partition(PART)[2]}/" in f"{path}/"
 
 
 def _place(key: str, target: Target) -> tuple[Path, bool]:

@@ -182,12 +182,14 @@ class Feedback:
         sent_at: float,
         received_at: float,
         key: str = "default",
+        path: str = "",
         body: object = None,
     ) -> ServerHint | None:
         """Read the answer to a request under `key`; None if it says nothing about limits.
 
         `sent_at` is when the request left, `received_at` when its answer came, in epoch seconds of the wall
-        clock. `body`, if it was read, is JSON text as bytes, or what was parsed from it.
+        clock. `path` is that of the request, for scopes that depend on it. `body`, if it was read, is JSON
+        text as bytes, or what was parsed from it.
         """
         error = error_of(status, body)
         # A challenge to pay is in fields that no dialect reads.
@@ -200,7 +202,7 @@ class Feedback:
         ):
             self._succeeded(status, key, None, sent_at)
             return None
-        answer = heard(status, lines, received_at, error)
+        answer = heard(status, lines, received_at, error, path)
         if _refusal(answer) is not None:
             return None
         hint, first_hold_s = self._parsed(answer)

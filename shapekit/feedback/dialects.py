@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from shapekit.errors import ConfigError
 from shapekit.feedback import fields
 from shapekit.feedback.fields import LONGEST, Parameters, parse_dictionary, parse_list
+from shapekit.keys import PART
 
 
 class ServerHint(NamedTuple):
@@ -79,6 +80,8 @@ class Answer(NamedTuple):
     """The `error` in the JSON body of a 400, 402, 403 or 429, or the body itself if that has none; None until
     the client has read it.
     """
+    path: str = ""
+    """The path of the request, percent-encoded; empty if it is not known."""
 
     @property
     def age_s(self) -> float:
@@ -149,7 +152,11 @@ def says_nothing(lines: list[tuple[Any, Any]]) -> bool:
 
 
 def heard(
-    status: int, lines: list[tuple[Any, Any]], received_at: float, error: Mapping[str, Any] | None = None
+    status: int,
+    lines: list[tuple[Any, Any]],
+    received_at: float,
+    error: Mapping[str, Any] | None = None,
+    path: str = "",
 ) -> Answer:
     """Make an Answer of the picked lines."""
     values: dict[str, str] = {}
@@ -161,7 +168,7 @@ def heard(
         now = received_at
     retry = fields.number(values.get("retry-after-ms"))
     retry = retry / 1_000 if retry else fields.retry_after(values.get("retry-after"), now)
-    answer = Answer(status, values, now, None, error)
+    answer = Answer(status, values, now, None, error, path)
     return answer._replace(retry_s=retry - answer.age_s) if retry and retry > answer.age_s else answer
 
 
@@ -315,14 +322,22 @@ def github(answer: Answer) -> ServerHint:
     )
 
 
+_MAJOR = re.compile(r"/(?:channels|guilds|webhooks)/[0-9]{1,20}(?=/|\Z)")
+
+
 def discord(answer: Answer) -> ServerHint:
     """Reset in seconds with a fraction, per bucket, which several routes share; a global limit covers the
     whole API.
+
+    Each channel, guild and webhook has its own count in a bucket, whose name is the same for all of them.
     """
     headers = answer.fields
     is_global = headers.get("x-ratelimit-global") == "true" or headers.get("x-ratelimit-scope") == "global"
     hint = _left(answer, "x-ratelimit-", answer.number("x-ratelimit-reset-after"))
-    return hint if is_global else hint._replace(scope=answer.label("x-ratelimit-bucket"))
+    bucket, major = answer.label("x-ratelimit-bucket"), _MAJOR.search(answer.path)
+    if is_global or bucket is None:
+        return hint
+    return hint._replace(scope=f"{bucket}{PART}{major[0]}" if major else bucket)
 
 
 def openai(answer: Answer) -> dict[str, ServerHint]:

@@ -1,8 +1,10 @@
 """Each dialect, by the answers of its servers; a named dialect reads what automatic detection reads."""
 
+from functools import partial
+
 import pytest
 
-from shapekit.feedback import DIALECTS, ServerHint
+from shapekit.feedback import DIALECTS, Feedback, ServerHint
 
 RESET = "1780056600"  # 12:10
 
@@ -186,6 +188,25 @@ def test_a_malformed_structured_field_gives_way_to_the_plain_ones(read_first):
     ):
         assert read_first(200, {**ietf(state, '"a";q=5'), **others}) == ServerHint(0, 3, 100)
     assert read_first(200, {**ietf('"a";r=2'), **others}).remaining == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/api/v10/channels/41771983/messages", "/channels/41771983"),
+        ("/channels/41771983", "/channels/41771983"),
+        ("/api/v10/guilds/7/channels", "/guilds/7"),
+        ("/api/v10/webhooks/7/s3cr3t", "/webhooks/7"),
+        ("/api/v10/channels/@me/messages", None),
+        ("/api/v10/users/7", None),
+        ("/api/v10/channels/" + "7" * 21, None),
+        ("", None),
+    ],
+)
+def test_discord_counts_a_bucket_for_each_channel_guild_and_webhook(path, part):
+    read = partial(Feedback().read, sent_at=0, received_at=0, path=path)
+    assert read(200, discord(0)).scope == ("abcd1234" if part is None else f"abcd1234%of={part}")
+    assert read(429, discord(0, **{"X-RateLimit-Scope": "global"})).scope is None
 
 
 @pytest.mark.parametrize("resource", ["", "two words", "sürch", "x" * 101])

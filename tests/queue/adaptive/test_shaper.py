@@ -282,7 +282,7 @@ def test_a_refusal_about_a_part_of_the_server_lowers_nothing(clock):
     clock.advance(0.1)
     admission.target = Target("GET", "https", "api.example.com", 443, "/channels/1")
     hint = admission.observe(Answer(429, X_RateLimit_Bucket="abc", Retry_After="2"))
-    assert (hint.scope, hint.hold_s) == ("abc", 2)
+    assert (hint.scope, hint.hold_s) == ("abc%of=/channels/1", 2)
     assert policy.shaper.adaptive.rate() == before
     assert policy.shaper.held() == 0
 

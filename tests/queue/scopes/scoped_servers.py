@@ -57,7 +57,7 @@ class GitHub:
 
 
 class Discord:
-    """Buckets that refill some seconds after their first use; several routes may share one."""
+    """Buckets for each channel that refill some seconds after their first use; routes may share one."""
 
     LIMIT = 2
     REFILL_US = 5_000_000
@@ -73,11 +73,12 @@ class Discord:
 
     def __call__(self, method, path):
         now, scope = self.clock.now_us(), self.scope(method, path)
-        full_at, used = self.buckets.get(scope, (0, 0))
+        bucket = scope, path.rpartition("/")[0]
+        full_at, used = self.buckets.get(bucket, (0, 0))
         if now >= full_at:
             full_at, used = now + self.REFILL_US, 0
         used += 1
-        self.buckets[scope] = full_at, used
+        self.buckets[bucket] = full_at, used
         status = 200 if used <= self.LIMIT else 429
         self.seen.append(Seen(self.clock.now(), method, path, scope, status))
         headers = {

@@ -113,6 +113,17 @@ def test_discord_s_routes_share_buckets(clock):
     assert 429 not in [seen.status for seen in client.server.seen]
 
 
+def test_discord_s_channels_have_counts_of_their_own_in_a_bucket(clock):
+    client = Client(Discord(clock), clock=clock)
+    for _ in range(2):
+        client.send("/channels/1/pins")
+    assert client.send("/channels/2/pins").delay == 0
+    assert client.send("/channels/2/typing").delay == 0
+    assert client.send("/channels/2/pins").delay == 5
+    assert client.send("/channels/3/pins").delay == 0
+    assert 429 not in [seen.status for seen in client.server.seen]
+
+
 # the wait
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shapekit import Policy
 from shapekit._queue import scopes
 from shapekit._queue.scopes import Scopes
-from shapekit.keys import SCOPE, Target, scoped, segments
+from shapekit.keys import PART, SCOPE, Target, scoped, segments
 
 
 def target(path, method="GET"):
@@ -88,6 +88,19 @@ def test_a_route_of_unknown_scope_does_not_wait_for_scopes_never_named_there():
     assert known.find("k", target("/a/3"), 0) == ()
     known.hear("k", "one", 10, 0)
     assert known.find("k", target("/a/3"), 0) == ("one",)
+
+
+def test_a_route_does_not_wait_for_a_scope_that_counts_for_another_part_of_its_path():
+    one, other = f"b{PART}/c/1", f"b{PART}/c/12"
+    known = taught(("/c/1/x", one))
+    known.hear("k", one, 10, 0)
+    assert known.find("k", target("/c/1/y"), 0) == (one,)
+    assert known.find("k", target("/c/12/x"), 0) == ()
+    assert known.find("k", target("/d"), 0) == ()
+    known.learn("k", target("/c/12/x"), other)
+    assert known.find("k", target("/c/12/x"), 0) == (other,)
+    assert known.find("k", target("/c/3/x"), 0) == ()
+    assert known.find("k", target("/c/1/y"), 0) == (one,)
 
 
 def test_memory_is_bounded_and_routes_above_are_forgotten_last():
