@@ -244,8 +244,8 @@ def duration(text: str | None) -> float | None:
 
 
 def retry_after(text: str | None, now: float) -> float | None:
-    """Seconds to wait: the number itself, or the time from the server's own time to a date."""
-    seconds = number(text)
+    """Seconds to wait: the number or duration itself, or the time from the server's own time to a date."""
+    seconds = duration(text)
     return _until_date(text, now) if seconds is None else seconds
 
 

@@ -189,9 +189,11 @@ def test_a_malformed_instant_reads_as_none(text):
     assert fields.rfc3339(text) is None
 
 
-def test_retry_after_in_its_two_forms():
+def test_retry_after_in_its_forms():
     now = epoch(2026, 10, 21, 7, 28)
     assert fields.retry_after("120", now) == 120
+    assert fields.retry_after("1m30s", now) == fields.retry_after("90s", now) == 90  # as of Groq
+    assert fields.retry_after("370ms", now) == 0.37
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 GMT", now) == 90
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 GMT, Wed, 21 Oct 2026 07:40:00 GMT", now) == 90
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 -0000", now) == 90  # as of slowapi
