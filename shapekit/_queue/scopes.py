@@ -115,15 +115,7 @@ class Scopes:
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
         """The scopes to wait for: the request's own or, if that is unknown, all held ones it may have."""
-        place, is_whole = _place(key, target)
-        node = self._nodes.get(place, _UNKNOWN)
-        if is_whole and node.here is not None:
-            return (node.here,)
-        end = len(place)
-        while not node.below and node.below is not None and end > 1:
-            end -= 1
-            node = self._nodes.get(place[:end], _UNKNOWN)
-        below, path = node.below, target.path
+        below, path = self._seen(key, target), target.path
         if below is not None and len(below) == 1:
             return tuple([scope for scope in below if _may_have(scope, path)])
         return tuple(
@@ -136,6 +128,23 @@ class Scopes:
                 and _may_have(scope, path)
             ]
         )
+
+    def is_sure(self, key: str, target: Target) -> bool:
+        """Whether the scope of a request is known, so that `find` does not return all that it may have."""
+        below = self._seen(key, target)
+        return below is not None and len(below) == 1
+
+    def _seen(self, key: str, target: Target) -> frozenset[str] | None:
+        """The scope of a request, or those seen below the nearest known place above it; None if too many."""
+        place, is_whole = _place(key, target)
+        node = self._nodes.get(place, _UNKNOWN)
+        if is_whole and node.here is not None:
+            return frozenset((node.here,))
+        end = len(place)
+        while not node.below and node.below is not None and end > 1:
+            end -= 1
+            node = self._nodes.get(place[:end], _UNKNOWN)
+        return node.below
 
     def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
         """The end of a hold that this process placed since `since_us`; with 0, of any hold that it knows."""
@@ -187,6 +196,11 @@ class Caller:
         """Its number in the order of all callers, kept however often it starts again."""
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
+        self.unsure_until_us = 0
+        """How long it waits at most for scopes that it may not have; 0 until such a scope is held.
+
+        Of several that are held by turns, there may never be an instant at which all of them are free.
+        """
         self.has_waited = waited_us > 0
         self.has_looked = False
         """Whether it has checked its scopes before taking its slot."""
@@ -221,6 +235,11 @@ class Caller:
     def look_up(self) -> None:
         """Find the scopes to wait for, as far as they are known."""
         self.scopes = self._known.find(self.key, self._target, self._clock.now_us())
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its scope is known."""
+        return self._known.is_sure(self.key, self._target)
 
     @property
     def still_waits(self) -> bool:
@@ -533,6 +552,9 @@ class ScopedSlots:
                 # The answer may be older than a hold that this process has placed.
                 until_us = max(until_us, known.heard_until_us(caller.key, scope, now - FRESH_US))
             caller.held_until_us = max(caller.held_until_us, until_us)
+        if caller.held_until_us > now and not caller.is_sure:
+            caller.unsure_until_us = caller.unsure_until_us or caller.held_until_us
+            caller.held_until_us = min(caller.held_until_us, caller.unsure_until_us)
         return caller.held_until_us <= now
 
     def _stand(self, caller: Caller, reservation: Reservation) -> None:

@@ -225,6 +225,19 @@ async def test_a_hold_that_changes_is_obeyed_as_it_is_now(held, github, at, chan
 
 
 @pytest.mark.anyio
+async def test_a_route_that_may_be_of_any_scope_does_not_wait_for_holds_that_come_later(held, github):
+    """Of two scopes that are held by turns, one is always held."""
+    shaper = held.request_shaper.policy.shaper
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(held.asend, "/rate_limit")
+        for core in (5, 15, 25):
+            await until(github.clock, core)
+            for scope, end in (("core", core + 6), ("search", core + 11)):
+                await shaper.ahold(end - core, key=scoped(HOST, scope))
+    assert held.sent[-1] == ("GET", "/rate_limit", 6)
+
+
+@pytest.mark.anyio
 async def test_a_route_stops_waiting_once_its_free_scope_is_learned(held, github):
     left = []
 
