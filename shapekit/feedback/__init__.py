@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import process
 from shapekit.clock import forgets
-from shapekit.errors import AccountExhaustedError, QuotaExhaustedError
+from shapekit.errors import AccountExhaustedError, ConfigError, QuotaExhaustedError
 from shapekit.feedback.dialects import (
     DIALECTS,
     FAMILIES,
@@ -299,11 +300,24 @@ class Feedback:
 
 def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
     if callable(dialect):
-        return (Dialect(dialect),)
+        return (Dialect(partial(_hint_from, dialect)),)
     if dialect == "auto":
         return tuple(DIALECTS.values())
     name = one_of("dialect", dialect, ("auto", *DIALECTS))
     return (DIALECTS[name]._replace(marks=()),)
+
+
+def _hint_from(parser: Parser, answer: Answer) -> ServerHint | None:
+    """The hint of a user's parser."""
+    hint: object = parser(answer)
+    if hint is None or (
+        isinstance(hint, ServerHint)
+        and isinstance(hint.hold_s, int | float)
+        and isinstance(hint.scope, str | None)
+    ):
+        return hint
+    bound = "is no ServerHint with hold_s in seconds and a scope of text, and a parser gave it"
+    raise ConfigError("feedback", hint, bound, "return ServerHint(hold_s=2.5), or None")
 
 
 def _wait_s(answer: Answer, hint: ServerHint) -> float:

@@ -1,6 +1,7 @@
 """Feedback: the rules from an answer to a hold, and the forms in which clients pass headers."""
 
 import pickle
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -269,6 +270,14 @@ def test_a_custom_parser_is_used():
     assert read(feedback, 429, {**fields, "Retry-After": "4"}).hold_s == 4
     assert read(feedback, 429, {**fields, "X-Left": "1"}, sent_at=AT + 9, received_at=AT).hold_s == 1
     assert read(Feedback(lambda answer: None), 200, fields) is None
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [{"hold_s": 3}, (3.0,), True, ServerHint("3"), ServerHint(timedelta(seconds=3)), ServerHint(3, scope=7)],
+)
+def test_what_a_custom_parser_must_not_return_is_refused(hint, refused):
+    refused(lambda: read(Feedback(lambda answer: hint), 429), "feedback")
 
 
 def test_a_custom_parser_sees_every_answer():
