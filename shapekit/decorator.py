@@ -13,10 +13,12 @@ Calls: finds the key and the cost of each call of one function, from its argumen
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from itertools import chain, count
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from shapekit._runtime.drivers import TASKS, may_be_cancelled, run, stop_if_cancelled
@@ -157,9 +159,9 @@ def shaped(
     methods, classmethods and staticmethods. `key` and a callable `cost` get the arguments of the call:
     `key="{user_id}"`, `cost=lambda text: len(text)`. Without a key, all calls share one limit, for a
     method across all instances; `per="instance"` gives each instance its own. `policy=` takes an existing
-    `Policy`, together with `key` and `cost` only. Without `name`, the limit is named `module.qualname`;
-    further decorators on the same function add `#2`, `#3` and so on. On a shared store, a lambda needs
-    a name.
+    `Policy`, together with `key` and `cost` only. Without `name`, the limit is named `module.qualname`, for
+    a script `file.qualname`; further decorators on the same function add `#2`, `#3` and so on. On a shared
+    store, a lambda needs a name.
     """
     if callable(rate) or hasattr(rate, "__get__"):
         raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
@@ -316,11 +318,25 @@ def _name(function: Any) -> str | None:
     while isinstance(function, functools.partial):
         function = function.func
     definition = function if hasattr(function, "__qualname__") else type(function)
-    path = f"{definition.__module__}.{definition.__qualname__}"
+    path = f"{_module(definition.__module__)}.{definition.__qualname__}"
     if path.endswith("<lambda>"):
         return None
     # Not with a colon, which separates a name from a key where both are shown.
     return next(name for name in chain((path,), map(f"{path}#{{}}".format, count(2))) if name not in taken)
+
+
+_SCRIPTS = ("__main__", "__mp_main__")
+"""What a process and the children that multiprocessing has spawned call the script that was started."""
+
+
+def _module(name: str) -> str:
+    """The name of a module; for the script that was started, the one under which it can be imported."""
+    if name not in _SCRIPTS:
+        return name
+    contents = vars(sys.modules[name]) if name in sys.modules else {}
+    if (spec := contents.get("__spec__")) is not None:
+        return str(spec.name)
+    return PurePath(contents.get("__file__") or name).stem
 
 
 def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import subprocess
+import sys
 from unittest.mock import AsyncMock
 
 import pytest
@@ -149,3 +151,29 @@ def test_the_name_is_the_same_in_every_process(make):
     names = {shaped(1)(made).policy.name for made in (make(), make())}
     assert len(names) == 1
     assert " at 0x" not in names.pop()
+
+
+SCRIPT = """
+import multiprocessing
+
+from shapekit import shaped
+
+@shaped(1)
+def fetch(): ...
+
+def say():
+    print(fetch.policy.name, flush=True)
+
+if __name__ == "__main__":
+    say()
+    child = multiprocessing.get_context("spawn").Process(target=say)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"], ["-c", "import script; script.say()"]])
+def test_a_script_and_the_children_that_it_spawns_have_the_name_of_its_module(how, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    said = subprocess.run([sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(said.stdout.split()) == {"script.fetch"}
