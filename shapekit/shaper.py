@@ -262,8 +262,8 @@ class Shaper:
         """Stop all calls of `key` for `length`, in every process; returns how many seconds it is held now.
 
         Waiting calls move by as much and keep their order, and the rate continues where it was. A longer
-        hold that is already in place stays. With `prefetch=`, a hold lasts at least that long, so that each
-        worker notices it before it ends.
+        hold that is already in place stays. With `prefetch=`, a hold lasts at least that long and a slot, so
+        that each worker notices it before it ends.
 
         Calls that a hold moves to a later quota period or fixed window count there. If calls of several
         periods wait, a hold may move them into the same one, which then exceeds its limit.
@@ -278,8 +278,8 @@ class Shaper:
         """End a hold; returns for how many more seconds the key stays held, so that all waiting calls notice.
 
         In memory that is a quarter of a second. In a shared store it is a twelfth of the rest of the hold: at
-        least 1.5 seconds, at most 90, and with `prefetch=` as much in addition. It is longer if waiting calls
-        were moved to a later quota period or fixed window, and the current one has no room for them.
+        least 1.5 seconds, at most 90; and with `prefetch=`, that and a slot more. It is longer if waiting
+        calls were moved to a later quota period or fixed window, and the current one has no room for them.
         """
         return run(self.core.resume, key)
 
@@ -500,8 +500,7 @@ class Core:
 
             self.status.prefetch = prefetched(name, store, queue, prefetch, self.status.store_clock)
         self.prefetch = self.status.prefetch
-        self._blind_us = 0 if self.prefetch is None else self.prefetch.span_us
-        """For how long a change of a key by another process may go unnoticed."""
+        self._least_hold_us = 0 if self.prefetch is None else self.prefetch.least_hold_us
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         store.settings(name).listen(self.reporter.overrides_changed)
@@ -687,9 +686,7 @@ class Core:
         """Hold a key; returns how many seconds it is held from now."""
         key = text_of(key)
         length_us, whole_key = duration_us("length", length), whole_of(key)
-        # Until a process notices, its calls leave by their old slots: after the hold, they would leave beside
-        # those that it has moved.
-        length_us = max(length_us, self._blind_us)
+        length_us = max(length_us, self._least_hold_us)
         with self.reporter.watching(key):
             if whole_key is not None:
                 # The mark comes first: if the hold then fails, calls only check the scope in vain.
@@ -712,7 +709,7 @@ class Core:
         key = text_of(key)
         ends_in_us = AT_ONCE_US
         if not self.status.hears_all:
-            ends_in_us = notice_us(await self._held_us(driver, key)) + self._blind_us
+            ends_in_us = notice_us(await self._held_us(driver, key)) + self._least_hold_us
         with self.reporter.watching(key):
             left_us: int = await driver.ask(self._resume, key, ends_in_us)
         self.accounts.forget(key)

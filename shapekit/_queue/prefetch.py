@@ -477,8 +477,8 @@ class Prefetch:
         self._clock_decides = store.clock_decides
         self._store_clock = store_clock
         self._queue = queue
-        self.span_us = prefetch_us
-        """How old the known state of a key may be."""
+        self._prefetch_us = prefetch_us
+        self.least_hold_us = least_hold_us(prefetch_us, queue)
         bound = (name, queue)
         self._reserve = store.twin(*bound, RESERVE)
         self._reserve_many = store.bind(*bound, RESERVE_MANY)
@@ -608,7 +608,7 @@ class Prefetch:
                     key: entry for key, entry in self._entries.items() if entry.fetcher is not None
                 }
                 self._sweeps_at = max(_DESKS, 2 * len(self._entries))
-            buffer = SlotBuffer(self.span_us, self._queue, clock_decides=self._clock_decides)
+            buffer = SlotBuffer(self._prefetch_us, self._queue, clock_decides=self._clock_decides)
             entry = self._entries[key] = _KeyEntry(buffer)
         return entry
 
@@ -738,6 +738,13 @@ class Prefetch:
                     call.alarm.set()
                 elif answer.accepted:
                     entry.buffer.put_back(answer)
+
+
+def least_hold_us(prefetch_us: int, queue: LeakyQueue) -> int:
+    """How long a hold lasts at least. For up to a span, other processes leave by the slots that they know:
+    after a shorter hold, these calls and those that the hold has moved would be too close together.
+    """
+    return prefetch_us + min(prefetch_us, queue.burst * queue.slot_us)
 
 
 def prefetched(

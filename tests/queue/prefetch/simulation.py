@@ -75,7 +75,7 @@ class Worker:
         self._wakes_at = None
         self.is_dead = False
         self.left = []
-        """For each call that has left: its slot, by the server's clock, and when it left."""
+        """For each call that has left: its slot with the holds since, by the server's clock; when it left."""
         self.trips = 0
         self.most_owned = 0
 
@@ -107,10 +107,23 @@ class Worker:
         def leave():
             if self.is_dead:
                 return
-            if granted[1] and self.buffer.known(self.now) is None:
-                self._confirm(leave)
-                return
-            self.left.append((granted[2], self.world.now))
+            if granted[1]:
+                known = self.buffer.known(self.now)
+                if known is None:
+                    self._confirm(leave)
+                    return
+                slot_us = granted.due_us + known.shift_us
+                if slot_us < known.until_us:
+                    # The slot had passed before a hold.
+                    self.buffer.miss(granted)
+                    self.ask(caller)
+                    return
+                if slot_us > self.now - known.ahead_us:
+                    self.world.after(slot_us - self.now + known.ahead_us, leave)
+                    return
+                self.left.append((slot_us, self.world.now))
+            else:
+                self.left.append((granted[2], self.world.now))
             caller.leave(granted[2])
 
         self.world.after(granted[1], leave)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import Quota
+from shapekit._queue.prefetch import least_hold_us
 from shapekit.algorithms.queue.wire import HOLD
 from shapekit.algorithms.quota import quotas_of
 from shapekit.testing import check_pace, check_window
@@ -141,6 +142,32 @@ def test_no_worker_owns_more_than_a_span_of_the_queue(rate, threads, seed):
     poisson(world, workers[2], rate / 2)
     world.run(5 * SECOND)
     assert max(worker.most_owned for worker in workers) <= rate + 1
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(["20/s", "100/s", "40/s burst 3"]),
+    st.lists(st.integers(SECOND // 2, 3 * SECOND), min_size=1, max_size=3),
+    st.integers(0, 40_000),
+    st.integers(0, 99),
+)
+def test_a_hold_that_others_notice_within_a_span_brings_no_calls_together(rate, waits, jitter_us, seed):
+    """Until then they leave by the slots that they know: so a hold lasts for longer than that."""
+    world = World(seed)
+    server = Server(world, rate)
+    workers = [
+        Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP, jitter_us=jitter_us, ahead_us=ahead)
+        for ahead in (0, 7 * SECOND, -3 * SECOND)
+    ]
+    for worker in workers:
+        busy(world, worker, 5)
+    for wait in waits:
+        world.run(world.now + wait)
+        server.call(HOLD, least_hold_us(PREFETCH, server.queue), 7)
+        workers[0].buffer.doubt()
+    world.run(world.now + 4 * SECOND)
+    slots = sorted(slot_us / SECOND for worker in workers for slot_us, _ in worker.left)
+    check_pace(slots, rate, tolerance="1us")
 
 
 def test_a_slot_that_one_worker_hands_back_is_used_by_the_next():
