@@ -169,7 +169,7 @@ _KEY_FIX = (
     'the request, or "default" for one key for all'
 )
 _ITEM_OF_PATH = re.compile(r"path\[(\w+)\]")
-_PATTERN = re.compile(r"[*{}]")
+_PATTERN = re.compile(r"[*{}<>\s]|/:|/.*[\[\]]")
 _DEVIATIONS = re.compile("[ß\u1e9e\u03c2\u200c\u200d]")
 """The letters that Python's codec encodes in another way than the clients."""
 _ROUTE_FIX = 'write a URL such as "https://api.example.com/search"'
@@ -333,8 +333,8 @@ def parsed(url: object) -> Target:
         fix = "write the host as the client sends it, in ASCII, beginning with xn--"
         raise ConfigError("routes", url, "has a letter in its host that has two encodings", fix)
     if _PATTERN.search(parts.netloc + parts.path):
-        fix = 'write the beginning of a URL; for a literal "*" in its path, write "%2A"'
-        raise ConfigError("routes", url, "is a pattern, and would match no request", fix)
+        fix = 'write the beginning of a URL; in its path, write "%2A" for "*" and "%20" for a blank'
+        raise ConfigError("routes", url, "is a pattern or has a blank, and would match no request", fix)
     return Target("", parts.scheme, host, port, parts.path)
 
 

@@ -121,8 +121,10 @@ def test_a_route_is_matched_on_scheme_host_port_and_path(sent, found):
     assert (Routes(ROUTES).find(sent.target) is not None) is found
 
 
-def test_a_route_may_contain_an_escaped_star():
+def test_a_route_may_contain_what_a_pattern_is_made_of():
     assert Routes({"https://api.x/%2A/search": 1}).find(SEARCH.to(path="/*/search").target) == 1
+    assert Routes({"https://api.x/v1/m:run": 1}).find(SEARCH.to(path="/v1/m:run").target) == 1
+    assert Routes({"https://[::1]:8/a": 1}).find(Target("GET", "https", "::1", 8, "/a")) == 1
 
 
 def test_a_route_may_be_written_in_another_case():
@@ -172,6 +174,11 @@ def test_routes_on_a_shared_store_are_counted_apart(tmp_path):
         {"https://straße.x": "1/s"},
         {"https://api.x/users/*": "1/s"},
         {"https://api.x/users/{id}": "1/s"},
+        {"https://api.x/users/<id>": "1/s"},
+        {"https://api.x/users/[id]": "1/s"},
+        {"https://api.x/users/:id": "1/s"},
+        {"https://api.x/users ": "1/s"},
+        {"https://api.x /users": "1/s"},
         {"https://api.x/a": "1/s", "https://api.x:443/%61/": "2/s"},
     ],
 )
