@@ -189,9 +189,10 @@ _DURATION = re.compile(rf"[ \t]*((?:{_PART.pattern}){{1,7}})[ \t]*(?:[,;]|\Z)")
 _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
 _TIME = r"([0-9]{2}):([0-9]{2}):([0-9]{2})"
 _IMF_OR_850 = re.compile(
-    r"[ \t]*[a-z]{3,9},[ ]([0-9]{2})([ -])([a-z]{3})\2([0-9]{4}|[0-9]{2})[ ]"
+    # Java's RFC_1123_DATE_TIME writes a day below 10 with one digit, and an offset other than UTC.
+    r"[ \t]*[a-z]{3,9},[ ]([0-9]{1,2})([ -])([a-z]{3})\2([0-9]{4}|[0-9]{2})[ ]"
     # Python's email.utils writes -0000 or +0000 by default, and servers send that.
-    rf"{_TIME}[ ](?:GMT|UTC|[+-]0000)[ \t]*(?:,|\Z)",
+    rf"{_TIME}[ ](?:GMT|UTC|([+-])([0-9]{{2}})([0-9]{{2}}))[ \t]*(?:,|\Z)",
     re.ASCII | re.IGNORECASE,
 )
 _ASCTIME = re.compile(
@@ -278,8 +279,10 @@ def http_date(text: str | None, now: float) -> float | None:
     """Epoch seconds of an HTTP-date in any of its forms; `now` decides the century of a two-digit year."""
     if not text:
         return None
+    offset: list[str | None] = []
     if match := _IMF_OR_850.match(text):
         day, _, month, year, *time = match.groups()
+        time, offset = time[:3], time[3:]
     elif match := _ASCTIME.match(text):
         month, day, *time, year = match.groups()
     else:
@@ -291,7 +294,7 @@ def http_date(text: str | None, now: float) -> float | None:
         if full > this + _HALF_CENTURY:
             full -= 100
     place, rest = divmod(_MONTHS.find(month.lower()), 3)
-    return None if rest else _instant(full, place + 1, int(day), time)
+    return None if rest else _in_utc(_instant(full, place + 1, int(day), time), *offset)
 
 
 def rfc3339(text: str | None) -> float | None:
@@ -303,15 +306,19 @@ def rfc3339(text: str | None) -> float | None:
     if not match:
         return None
     year, month, day, *time, fraction, sign, hours, minutes = match.groups()
-    instant = _instant(int(year), int(month), int(day), time)
-    if instant is None:
+    instant = _in_utc(_instant(int(year), int(month), int(day), time), sign, hours, minutes)
+    return None if instant is None else instant + float(f"0{fraction or '.0'}")
+
+
+def _in_utc(
+    instant: float | None, sign: str | None = None, hours: str | None = None, minutes: str | None = None
+) -> float | None:
+    """The instant at which a clock with this offset shows what UTC shows at `instant`."""
+    if instant is None or not (sign and hours and minutes):
+        return instant
+    if hours > "23" or minutes > "59":
         return None
-    offset = 0
-    if sign:
-        if hours > "23" or minutes > "59":
-            return None
-        offset = int(f"{sign}1") * (int(hours) * 3_600 + int(minutes) * 60)
-    return instant - offset + float(f"0{fraction or '.0'}")
+    return instant - int(f"{sign}1") * (int(hours) * 3_600 + int(minutes) * 60)
 
 
 def _instant(year: int, month: int, day: int, time: list[str | None]) -> float | None:

@@ -143,7 +143,10 @@ def test_a_year_that_seems_further_ahead_than_fifty_years_is_past():
         "Wed, 21 Oct 2026 24:28:00 GMT",
         "Wed, 21 Oct 2026 07:28:61 GMT",
         "Wed, 21 Oct 2026 07:28:00 PST",
-        "Wed, 21 Oct 2026 07:28:00 +0200",
+        "Wed, 21 Oct 2026 07:28:00 +2400",
+        "Wed, 21 Oct 2026 07:28:00 +0260",
+        "Wed, 21 Oct 2026 07:28:00 +02",
+        "Wed, 021 Oct 2026 07:28:00 GMT",
         "Wed, 21 Oct 2026 07:28:00 GMTO",
         "Wed, 21 Oct 20266 07:28:00 GMT",
         "21 Oct 2026 07:28:00 GMT",
@@ -198,6 +201,9 @@ def test_retry_after_in_its_forms():
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 GMT, Wed, 21 Oct 2026 07:40:00 GMT", now) == 90
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 -0000", now) == 90  # as of slowapi
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 +0000", now) == 90
+    assert fields.retry_after("Wed, 21 Oct 2026 09:29:30 +0200", now) == 90  # as of Java
+    assert fields.retry_after("Wed, 21 Oct 2026 02:59:30 -0430", now) == 90
+    assert fields.retry_after("Thu, 1 Oct 2026 07:29:30 GMT", epoch(2026, 10, 1, 7, 28)) == 90  # as of Java
     assert fields.retry_after("Wed, 21 Oct 2026 07:27:30 GMT", now) == -30
     assert fields.retry_after("2026-10-21T07:29:30Z", now) == 90  # as of Zoom
     assert fields.retry_after("2026-10-21T09:29:30+02:00", now) == 90
