@@ -238,10 +238,7 @@ class Feedback:
             return False
         if says_exhausted(status, error):
             return True
-        # Of the dialects, only a parser of the user's reads errors.
-        if self._wanted is not None:
-            return False
-        answer = heard(status, picked(headers, None), received_at)
+        answer = heard(status, picked(headers, self._wanted), received_at)
         return self._parsed(answer) != self._parsed(answer._replace(error=error))
 
     def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:

@@ -307,17 +307,29 @@ def generic(answer: Answer) -> ServerHint | None:
     return _binding([_left(answer, name, reset_s) for name, reset_s in resets.items()])
 
 
+_GITHUB_HOLD_S = 60.0
+
+
+def _says_secondary(error: Mapping[str, Any] | None) -> bool:
+    message = None if error is None else error.get("message")
+    return isinstance(message, str) and "secondary rate limit" in message.lower()
+
+
 def github(answer: Answer) -> ServerHint:
     """Reset in epoch seconds, per resource; a refusal may be a 403.
 
     No field shows the secondary limits: a refusal while something remains is one; it covers the whole API and
-    lasts at least a minute. Without Retry-After, such a 403 cannot be told from missing permissions.
+    lasts at least a minute. Without Retry-After, only the message in its body distinguishes such a 403 from
+    one for missing permissions.
     """
     reset = answer.number("x-ratelimit-reset")
     refused = answer.status in (403, REFUSED, *UNAVAILABLE)
     hint = _left(answer, "x-ratelimit-", None if reset is None else max(0.0, reset - answer.now))
+    hold_s = (answer.retry_s or 0.0) if refused else 0.0
+    if not hold_s and hint.remaining != 0 and _says_secondary(answer.error):
+        hold_s = _GITHUB_HOLD_S
     return hint._replace(
-        hold_s=(answer.retry_s or 0.0) if refused else 0.0,
+        hold_s=hold_s,
         scope=answer.label("x-ratelimit-resource") if hint.remaining == 0 or not refused else None,
     )
 
@@ -415,7 +427,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "anthropic": Dialect(partial(_tightest, "anthropic"), _ANTHROPIC, _ANTHROPIC),
     "openai": Dialect(partial(_tightest, "openai"), _OPENAI, _OPENAI),
     "discord": Dialect(discord, (*_DISCORD, *_USUAL, "x-ratelimit-scope"), _DISCORD),
-    "github": Dialect(github, (*_GITHUB, *_USUAL), _GITHUB, 60.0),
+    "github": Dialect(github, (*_GITHUB, *_USUAL), _GITHUB, _GITHUB_HOLD_S),
     "shopify": Dialect(shopify, _SHOPIFY, _SHOPIFY),
     "ietf": Dialect(ietf, _IETF, _IETF),
     "generic": Dialect(generic, _GENERIC, _GENERIC),

@@ -6,6 +6,8 @@ import pytest
 
 from shapekit.feedback import DIALECTS, Feedback, ServerHint
 
+from .conftest import DATE, NOON
+
 RESET = "1780056600"  # 12:10
 
 
@@ -188,6 +190,29 @@ def test_a_malformed_structured_field_gives_way_to_the_plain_ones(read_first):
     ):
         assert read_first(200, {**ietf(state, '"a";q=5'), **others}) == ServerHint(0, 3, 100)
     assert read_first(200, {**ietf('"a";r=2'), **others}).remaining == 2
+
+
+SECONDARY = b'{"message": "You have exceeded a secondary rate limit. Please wait a few minutes \xe2\x80\xa6"}'
+FORBIDDEN = b'{"message": "Resource not accessible by integration", "status": "403"}'
+
+
+@pytest.mark.parametrize("dialect", ["auto", "github"])
+@pytest.mark.parametrize(
+    ("headers", "body", "hint"),
+    [
+        (github(7), SECONDARY, ServerHint(60, 7, 30, None, 600)),
+        ({"X-GitHub-Request-Id": "1"}, SECONDARY, ServerHint(60)),
+        (github(7, **{"Retry-After": "90"}), SECONDARY, ServerHint(90, 7, 30, None, 600)),
+        (github(0), SECONDARY, ServerHint(600, 0, 30, None, 600, "search")),
+        (github(7), FORBIDDEN, ServerHint(0, 7, 30, None, 600)),
+        (github(7), b'{"message": 7}', ServerHint(0, 7, 30, None, 600)),
+    ],
+)
+def test_the_body_tells_githubs_secondary_limit_from_missing_rights(dialect, headers, body, hint):
+    feedback, headers = Feedback(dialect), {"Date": DATE, **headers}
+    assert feedback.read(403, headers, sent_at=NOON, received_at=NOON, body=body) == hint
+    bare = {"X-GitHub-Request-Id": "1", "Date": DATE}
+    assert feedback.says_more(403, bare, NOON, body) is (body is SECONDARY)
 
 
 @pytest.mark.parametrize(

@@ -329,3 +329,20 @@ def test_the_retries_of_an_sdk_do_not_reach_the_server(server, policy, on_reject
         assert caught.value.response.headers["Shapekit-Refused"] == "account_exhausted"
     else:
         assert isinstance(caught.value.__cause__, AccountExhaustedError)
+
+
+def test_each_client_reads_githubs_secondary_limit_in_a_body(server, both, clock):
+    library, ours = both
+    body = b'{"message": "You have exceeded a secondary rate limit."}'
+    server.answer = lambda _: Reply(403, {**JSON, "X-GitHub-Request-Id": "1"}, body)
+    policies = [Policy("10/s", clock=clock) for _ in range(3)]
+    with library.Client(transport=ours.ShapedTransport(policy=policies[0])) as client:
+        client.get(server.url)
+    shaped_requests.shape(requests.Session(), policy=policies[1]).get(server.url)
+
+    async def do(session):
+        async with session.get(server.url) as response:
+            await response.read()
+
+    asyncio.run(in_session(policies[2], do))
+    assert [policy.shaper.held() for policy in policies] == [60] * 3
