@@ -13,6 +13,7 @@ HostClock: one timeline for all processes of a host, which the users of the file
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
@@ -147,6 +148,10 @@ _FIXES = {
     sqlite3.SQLITE_NOTADB: "name another file, or remove this one",
     sqlite3.SQLITE_CORRUPT: "remove the file; its limits then start afresh",
     sqlite3.SQLITE_BUSY: "see which program keeps it locked",
+}
+_FIXES_OF_FILES = {
+    errno.EMFILE: "let the process open more files (ulimit -n)",
+    errno.ENOSPC: _FIXES[sqlite3.SQLITE_FULL],
 }
 
 
@@ -363,7 +368,9 @@ class SharedFile:
         if isinstance(error, sqlite3.Error):
             fix = _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "see whether the file is intact")
         elif isinstance(error, OSError) and error.errno is not None and not self._is_whole:
-            fix = "use a directory of a local disk that is there and writable"
+            fix = _FIXES_OF_FILES.get(
+                error.errno, "use a directory of a local disk that is there and writable"
+            )
         elif is_misfit(error):
             return DamagedStateError(
                 f"what is in {self.path!r} is damaged ({error}); reset the key, or remove the file"

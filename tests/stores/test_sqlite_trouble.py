@@ -170,6 +170,38 @@ def test_a_full_disk_loses_nothing(run, path):
         assert looking.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+NO_MORE_FILES = """
+import os, resource, sys
+from shapekit import *
+from shapekit.stores.sqlite import SQLiteStore
+
+store = SQLiteStore(sys.argv[1])
+gate = Gate(GCRA("1/day", burst=9), name="api", store=store)
+gate.check()
+store._file.disconnect()
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+opened = []
+try:
+    while True:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    gate.check()
+except StoreUnavailableError as error:
+    print(sys.argv[1] in str(error), "let the process open more files" in str(error))
+for one in opened:
+    os.close(one)
+print(gate.check().current)
+store.close()
+"""
+
+
+@posix
+def test_a_process_without_a_file_to_spare_raises_and_goes_on_once_it_has_one(run, path):
+    assert run(NO_MORE_FILES, path) == ["True True", "2"]
+
+
 READ_ONLY = """
 import os, sys, tempfile
 from shapekit import *
