@@ -9,7 +9,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit import GCRA, Gate, RedisStore
 from shapekit._runtime import drivers
-from shapekit.stores.redis.connections import AsyncOwnConnections
+from shapekit.stores.redis.connections import AsyncOwnConnections, PromptSSLConnection
 
 from ..redis_server import RedisServer
 from .outages import blocked_meanwhile
@@ -35,11 +35,12 @@ def block_the_loop():
     time.sleep(2 * TIMEOUT_S)
 
 
-def outcome_of(url, question):
+def outcome_of(url, question, **options):
     """The result of a question on a connection that is open."""
 
     async def main():
-        kept = AsyncOwnConnections(ConnectionPool.from_url(url, max_connections=1), TIMEOUT_S)
+        pool = ConnectionPool.from_url(url, max_connections=1, **options)
+        kept = AsyncOwnConnections(pool, TIMEOUT_S)
         assert await kept.exchange(PING) == b"PONG"
         try:
             return await question(kept)
@@ -104,6 +105,41 @@ def test_a_missing_answer_is_waited_for_until_time_is_up(url):
         return await kept.exchange(PING)
 
     assert outcome_of(url, question) == b"PONG"
+
+
+class Lingering(PromptSSLConnection):
+    """Speaks no TLS. Closing it does nothing until the other side confirms that, which it never does."""
+
+    def _connection_arguments(self):
+        return super()._connection_arguments() | {"ssl": None}
+
+    async def _connect(self):
+        await super()._connect()
+        self._writer.close = lambda: None
+
+
+def test_a_tls_connection_that_has_failed_does_not_linger(url):
+    async def question(kept):
+        transport = kept._idle[0][0]._writer.transport
+        with pytest.raises(RedisTimeoutError):
+            await kept.exchange(NEVER)
+        await asyncio.sleep(0)
+        return transport.get_extra_info("socket").fileno()
+
+    assert outcome_of(url, question, connection_class=Lingering) == -1
+
+
+def test_a_url_with_tls_has_such_connections():
+    store = RedisStore.from_url("rediss://localhost")
+
+    async def main():
+        link = store._loops.here().link
+        try:
+            return link._client.connection_pool.connection_class
+        finally:
+            await store.aclose()
+
+    assert asyncio.run(main()) is PromptSSLConnection
 
 
 class Unanswered(Connection):

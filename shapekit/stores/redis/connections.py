@@ -30,6 +30,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
+from redis.asyncio import SSLConnection
 from redis.asyncio.cluster import PipelineCommand
 from redis.client import NEVER_DECODE
 from redis.exceptions import (
@@ -316,6 +317,19 @@ def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
         return connection.read_response(disable_decoding=True)
     except ResponseError as error:
         return error
+
+
+class PromptSSLConnection(SSLConnection):
+    """Closes at once if that is not awaited.
+
+    asyncio itself waits half a minute for the other side to confirm the end of TLS. If that is gone, each
+    call without an answer would leave a socket open for as long.
+    """
+
+    async def disconnect(self, nowait: bool = False, *args: Any, **more: Any) -> None:
+        if nowait and self._writer is not None:
+            self._writer.transport.abort()
+        await super().disconnect(nowait, *args, **more)
 
 
 class AsyncOwnConnections:

@@ -32,6 +32,7 @@ from redis import ConnectionPool, Redis, RedisCluster, RedisError
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
+from redis.asyncio import SSLConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.client import NEVER_DECODE
@@ -67,7 +68,14 @@ from shapekit.stores.base import (
     settings_name,
 )
 from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
-from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, closed, unavailable
+from shapekit.stores.redis.connections import (
+    AsyncOwnConnections,
+    Link,
+    OwnConnections,
+    PromptSSLConnection,
+    closed,
+    unavailable,
+)
 from shapekit.stores.redis.protocol import (
     Call,
     Conversation,
@@ -432,9 +440,11 @@ def _connected(url: str, bounds: dict[str, Any]) -> Link:
     client = AsyncRedis.from_url(
         url, max_connections=MOST_CONNECTIONS, retry=AsyncRetry(NoBackoff(), 0), **bounds
     )
-    options = client.connection_pool.connection_kwargs
+    pool, options = client.connection_pool, client.connection_pool.connection_kwargs
+    if pool.connection_class is SSLConnection:
+        pool.connection_class = PromptSSLConnection
     timeout_s = options["socket_timeout"] or TIMEOUT_S
-    kept = AsyncOwnConnections(client.connection_pool, timeout_s)
+    kept = AsyncOwnConnections(pool, timeout_s)
     options["socket_timeout"], options["decode_responses"] = None, False
     if (options["socket_connect_timeout"] or timeout_s) >= timeout_s:
         # Our own deadline includes connecting, and a blocked event loop does not use it up.
