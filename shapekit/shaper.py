@@ -644,6 +644,8 @@ class Core:
 
     async def give_back(self, driver: Driver, reservation: Reservation) -> bool:
         """Give back the slot of a call that never leaves; if it has passed, settle it at a cost of 0."""
+        if self.prefetch is not None:
+            return await self.prefetch.give_back(driver, reservation.key, _signed(reservation))
         if await self._cancelled(driver, reservation):
             return True
         return await self._settled(driver, reservation, 0) > 0

@@ -482,9 +482,9 @@ class Prefetch:
         bound = (name, queue)
         self._reserve = store.twin(*bound, RESERVE)
         self._reserve_many = store.bind(*bound, RESERVE_MANY)
-        self._cancel_many = store.bind(*bound, CANCEL_MANY)
+        self._cancel_many = store.twin(*bound, CANCEL_MANY)
         self._confirm = store.bind(*bound, CONFIRM)
-        self._follow = store.bind(*bound, FOLLOW)
+        self._follow = store.twin(*bound, FOLLOW)
         self._settings = store.settings(name)
         self._is_closed = False
         self.begin()
@@ -555,6 +555,28 @@ class Prefetch:
                 entry = self._entry(key)
                 entry.buffer.put_back(call.granted)
                 self._wake_fetcher(key, entry)
+
+    async def give_back(self, driver: Driver, key: str, grant: Grant) -> bool:
+        """Give back the slot of a call that does not leave. If the store fails, the fetcher tries again."""
+        try:
+            return await self._returned(driver, key, (grant,))
+        except StoreUnavailableError:
+            with self._lock:
+                if not self._is_closed:
+                    entry = self._entry(key)
+                    entry.buffer.keep((grant,), self._clock.now_us())
+                    self._wake_fetcher(key, entry)
+            raise
+
+    async def _returned(self, driver: Driver, key: str, grants: tuple[Grant, ...]) -> bool:
+        """Give slots back. If new limits have moved them, give back the slots that they have become."""
+        if await driver.ask(self._cancel_many, key, grants):
+            return True
+        if not self._settings.known.stored.version:
+            return False
+        changes, own = (await driver.ask(self._follow, key))[-2], self._queue.constraints
+        moved = tuple([grant for one in grants if (grant := followed(one, changes, own))])
+        return bool(moved) and bool(await driver.ask(self._cancel_many, key, moved))
 
     # the state of a key
 
@@ -678,14 +700,6 @@ class Prefetch:
         entry.calls = []
         return entry.buffer.surrender()
 
-    def _give_back(self, key: str, grants: tuple[Grant, ...]) -> None:
-        """Give slots back. If new limits have moved them, give back the slots that they have become."""
-        if self._cancel_many(key, grants) or not self._settings.known.stored.version:
-            return
-        changes, own = self._follow(key)[-2], self._queue.constraints
-        if moved := tuple([grant for one in grants if (grant := followed(one, changes, own))]):
-            self._cancel_many(key, moved)
-
     def _go(self, key: str, entry: _KeyEntry, todo: Next, calls: Sequence[_Call]) -> None:
         """Make one trip. An error is raised in the calls that wait for the trip; without any, only an
         unexpected one is raised here.
@@ -697,7 +711,7 @@ class Prefetch:
                     further = (todo.further, todo.span_us, process.fresh_id())
                     key_state, granted = self._reserve_many(key, [call.request for call in calls], further)
                 elif isinstance(todo, GiveBack):
-                    self._give_back(key, todo.grants)
+                    run(self._returned, key, todo.grants)
                     return
                 else:
                     key_state, granted = self._confirm(key), ()

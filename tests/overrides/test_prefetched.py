@@ -3,6 +3,7 @@
 import pytest
 
 from shapekit import ManualClock, Override, Policy, Shaper, SQLiteStore
+from shapekit._runtime.drivers import run
 
 from ..crew import in_threads
 from .conftest import fresh_redis, put
@@ -46,9 +47,9 @@ def test_prefetched_slots_given_back_after_changes_are_free_for_others(store, ch
     owned = prefetch._reserve_many("default", [], (50, 10**6, 1))[1]
     for change in range(changes):
         put(store, "api", Override(rate=f"{50 + change}/s"))
-        prefetch._follow("default")
+        prefetch._follow.call("default")
     assert shaper.forecast().first_in > 0.6
     for _ in range(2):
-        prefetch._give_back("default", owned)
+        run(prefetch._returned, "default", owned)
         assert shaper.forecast().first_in == 0
     shaper.close()

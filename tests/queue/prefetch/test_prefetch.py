@@ -340,6 +340,32 @@ def test_a_store_that_fails_when_slots_are_given_back_gets_them_later(store, sha
     assert sum(bool(other.reserve()) for _ in range(300)) == 220
 
 
+def test_a_call_that_gives_up_while_the_store_fails_gives_its_slot_back_later(store, shaper_on, monkeypatch):
+    bind, tries, given_back = FarStore._bind_there, [], threading.Event()
+
+    def failing_once(self, name, program, operation):
+        apply = bind(self, name, program, operation)
+
+        def cancel(*args):
+            tries.append(args)
+            if len(tries) == 1:
+                raise StoreUnavailableError("gone")
+            answer = apply(*args)
+            given_back.set()
+            return answer
+
+        return cancel if operation is CANCEL_MANY else apply
+
+    monkeypatch.setattr(FarStore, "_bind_there", failing_once)
+    shaper = shaper_on(store, "1/h", gates=(Quota("2/rolling:1d"),))
+    shaper.reserve()
+    waiting = shaper.reserve()
+    with pytest.raises(StoreUnavailableError):
+        run(shaper.core.give_back, waiting)
+    assert given_back.wait(PATIENCE_S)
+    assert shaper.reserve().departs_at == waiting.departs_at
+
+
 @pytest.mark.parametrize("limit", [{}, {"gates": (Quota("5/rolling:1h"),)}])
 def test_a_call_that_has_missed_its_slot_gets_another_one(store, shaper_on, clock, limit):
     shaper = shaper_on(store, "10/s", **limit)
