@@ -42,6 +42,12 @@ class Server:
         self.queue = queue(rate, **options)
         self.state = None
         self.trips = 0
+        self.is_down = False
+
+    def fail(self, length_us):
+        """From now on, trips that arrive within this time get no answer but an error."""
+        self.is_down = True
+        self.world.after(length_us, lambda: setattr(self, "is_down", False))
 
     def call(self, operation, *args):
         self.trips += 1
@@ -182,7 +188,9 @@ class Worker:
         there, back = self._way_us(), self._way_us()
 
         def arrive():
-            if isinstance(todo, GiveBack):
+            if self.server.is_down:
+                self.world.after(back, lambda: self._failed(todo, callers))
+            elif isinstance(todo, GiveBack):
                 self.server.call(CANCEL_MANY, todo.grants)
                 self.world.after(back, self._return)
             elif isinstance(todo, Ask):
@@ -195,6 +203,17 @@ class Worker:
                 self.world.after(back, lambda: self._return(sent_us, doubts, *answer, callers))
 
         self.world.after(there, arrive)
+
+    def _failed(self, todo, callers):
+        self._is_away = False
+        self.buffer.failed()
+        if isinstance(todo, GiveBack):
+            self.buffer.keep(todo.grants, self.now)
+        elif isinstance(todo, Ask):
+            callers, self._waiting = self._waiting, []
+        for caller in callers:
+            caller.leave(None)
+        self._fetch_on()
 
     def _return(self, sent_us=None, doubts=None, standing=None, granted=None, callers=()):
         if self.is_dead:

@@ -1,4 +1,4 @@
-"""Whatever three workers that prefetch do, and whenever one dies: one grid, nothing minted, little lost."""
+"""Whatever three workers that prefetch do, and when one dies or the store fails: one grid, little lost."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from .simulation import SECOND, Caller, Server, Worker, World, bursts, busy, poi
 
 PREFETCH = SECOND
 TRIP = 50_000
-DEEDS = st.sampled_from(["ask"] * 8 + ["dear", "impatient", "hold", "wait", "wait", "wait"])
+DEEDS = st.sampled_from(["ask"] * 8 + ["dear", "impatient", "hold", "outage", "wait", "wait", "wait"])
 STORIES = st.lists(st.tuples(DEEDS, st.integers(0, 2), st.integers(1, 400_000)), max_size=60)
 PACES = st.sampled_from(
     [("20/s", {}), ("100/s", {}), ("7/s", {"burst": 3}), ("40/s", {"burst": 10}), ("50/s; 60/min", {})]
@@ -49,6 +49,8 @@ class Story:
     def _play(self, what, number, size):
         if what == "wait":
             self.world.run(self.world.now + size)
+        elif what == "outage":
+            self.server.fail(5 * size)
         elif what == "hold":
             self.server.call(HOLD, size, 7)
             for worker in self.workers:
@@ -103,6 +105,29 @@ def test_a_limit_with_a_memory_is_charged_only_for_calls_that_have_left(story, s
     used = sum(cost for _, cost in played.departures)
     (hour,) = quotas_of(server.queue, server.state, played.world.now, 0)
     assert hour.used == used
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([50, 400]),
+    st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 4 * SECOND)), min_size=1, max_size=3),
+    st.integers(0, 99),
+)
+def test_an_outage_only_delays_that_a_quota_gets_back_what_was_not_used(rate, outages, seed):
+    world = World(seed)
+    server = Server(world, f"{rate}/s", gates=(Quota("10_000/rolling:1h"),))
+    workers = [Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP, jitter_us=9_000) for _ in range(3)]
+    left = []
+    for worker in workers * 5:
+        at = world.dice.randint(0, 2 * SECOND)
+        for _ in range(8):
+            world.after(at, lambda worker=worker: worker.ask(Caller(left.append)))
+    for at, length_us in outages:
+        world.after(at, lambda length_us=length_us: server.fail(length_us))
+    world.run(60 * SECOND)
+    (hour,) = quotas_of(server.queue, server.state, world.now, 0)
+    assert len(left) == 120
+    assert hour.used == sum(at is not None for at in left)
 
 
 @settings(max_examples=40)
