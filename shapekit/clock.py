@@ -271,6 +271,7 @@ class ManualClock:
     # sleeping
 
     def _present(self) -> list[_Sleeper]:
+        """The sleepers at this moment; other threads may add and remove some while the list is used."""
         return [s for ref in self._sleepers.keyrefs() if (s := ref()) is not None]
 
     def sleep(self, seconds: float, alarm: threading.Event) -> None:

@@ -207,6 +207,9 @@ class Feedback:
         if _refusal(answer) is not None:
             return None
         hint, first_hold_s = self._parsed(answer)
+        stated_s = self._within(_wait_s(answer, hint))
+        if answer.age_s and stated_s == 0 and hint == SAYS_NOTHING:
+            return None
         if self._is_exhausted(answer, hint):
             hold_s = self._incidents.unhinted(
                 (key, ACCOUNT), FIRST_PROBE_S, sent_at, received_at, LONGEST_PROBE_S
@@ -214,8 +217,7 @@ class Feedback:
             return hint._replace(
                 hold_s=hold_s if hold_s >= _LEAST_HOLD_S else 0.0, scope=None, exhausted=True
             )
-        place = (key, hint.scope)
-        hold_s = self._within(_wait_s(answer, hint))
+        place, hold_s = (key, hint.scope), stated_s
         if hold_s > 0:
             self._incidents.hinted(place, hold_s, received_at)
         elif status == REFUSED:

@@ -2,6 +2,7 @@
 
 import pickle
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -202,11 +203,24 @@ def test_an_answer_from_a_cache_ends_no_incident(feedback):
     assert read(feedback, 429, sent_at=AT + 2).hold_s == 2
 
 
+@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("retry", ["60", "Fri, 29 May 2026 12:01:00 GMT"])
-def test_a_cached_refusal_holds_for_what_is_left_of_its_retry_after(feedback, retry):
+def test_a_cached_refusal_holds_for_what_is_left_of_its_retry_after(feedback, retry, status):
     cached = {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Retry-After": retry}
-    assert read(feedback, 503, {**cached, "Age": "45"}, sent_at=AT + 45).hold_s == 15
-    assert read(feedback, 503, {**cached, "Age": "60"}, sent_at=AT + 60) is None
+    assert read(feedback, status, {**cached, "Age": "45"}, sent_at=AT + 45).hold_s == 15
+    assert read(feedback, status, {**cached, "Age": "60"}, sent_at=AT + 60) is None
+
+
+def test_a_cached_refusal_for_an_exhausted_account_holds_nothing(feedback):
+    refused = partial(
+        feedback.read,
+        429,
+        sent_at=AT,
+        received_at=AT,
+        body=b'{"error": {"code": "insufficient_quota"}}',
+    )
+    assert refused(headers={"Age": "5"}) is None
+    assert refused(headers={}).hold_s == 60
 
 
 def test_no_hold_is_longer_than_the_bound():
