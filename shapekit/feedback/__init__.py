@@ -240,8 +240,9 @@ class Feedback:
             return False
         if says_exhausted(status, error):
             return True
-        answer = heard(status, picked(headers, self._wanted), received_at)
-        return self._parsed(answer) != self._parsed(answer._replace(error=error))
+        lines = picked(headers, self._wanted)
+        before, after = heard(status, lines, received_at), heard(status, lines, received_at, error)
+        return before.retry_s != after.retry_s or self._parsed(before) != self._parsed(after)
 
     def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:
         """Whether `read` would return None and change nothing: a quick first look.
@@ -409,6 +410,8 @@ def error_of(status: int, body: object) -> Mapping[str, Any] | None:
             body = json.loads(body)
         except (ValueError, RecursionError):
             return None
+    if isinstance(body, list) and body:
+        body = body[0]  # so Google refuses a request for a stream
     # The SDK of OpenAI keeps only the error.
     error = body.get("error", body) if isinstance(body, Mapping) else None
     return error if isinstance(error, Mapping) else None

@@ -75,7 +75,9 @@ class Answer(NamedTuple):
     now: float
     """Epoch seconds: the server's if it sent a Date, else the local clock's."""
     retry_s: float | None = None
-    """The wait that `retry-after-ms` or `Retry-After` asks for, less the time in a cache, if positive."""
+    """The wait that `retry-after-ms`, `Retry-After` or, without these, the error's `RetryInfo` asks for, less
+    the time in a cache, if positive.
+    """
     error: Mapping[str, Any] | None = None
     """The `error` in the JSON body of a 400, 402, 403 or 429, or the body itself if that has none; None until
     the client has read it.
@@ -168,8 +170,20 @@ def heard(
         now = received_at
     retry = fields.number(values.get("retry-after-ms"))
     retry = retry / 1_000 if retry else fields.retry_after(values.get("retry-after"), now)
+    if retry is None:
+        retry = fields.duration(_retry_info(error))
     answer = Answer(status, values, now, None, error, path)
     return answer._replace(retry_s=retry - answer.age_s) if retry and retry > answer.age_s else answer
+
+
+def _retry_info(error: Mapping[str, Any] | None) -> str | None:
+    """The `retryDelay` in an error of Google's APIs, such as "36.5s"; they send no Retry-After with it."""
+    details = None if error is None else error.get("details")
+    for detail in details if isinstance(details, list) else ():
+        delay = detail.get("retryDelay") if isinstance(detail, Mapping) else None
+        if isinstance(delay, str):
+            return delay
+    return None
 
 
 def _text(raw: Any) -> str:

@@ -1,5 +1,6 @@
 """Each dialect, by the answers of its servers; a named dialect reads what automatic detection reads."""
 
+import json
 from functools import partial
 
 import pytest
@@ -213,6 +214,41 @@ def test_the_body_tells_githubs_secondary_limit_from_missing_rights(dialect, hea
     assert feedback.read(403, headers, sent_at=NOON, received_at=NOON, body=body) == hint
     bare = {"X-GitHub-Request-Id": "1", "Date": DATE}
     assert feedback.says_more(403, bare, NOON, body) is (body is SECONDARY)
+
+
+RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36.5s"}
+HELP = {"@type": "type.googleapis.com/google.rpc.Help", "links": [{"url": "https://ai.google.dev"}]}
+
+
+def google(*details):
+    return {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "details": list(details)}}
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, "auto", lambda answer: None])
+@pytest.mark.parametrize(
+    ("headers", "body", "hold_s"),
+    [
+        ({}, google(HELP, RETRY_INFO), 36.5),
+        ({}, [google(RETRY_INFO)], 36.5),
+        ({"Age": "30"}, google(RETRY_INFO), 6.5),
+        ({"Retry-After": "7"}, google(RETRY_INFO), 7),
+        ({"retry-after-ms": "250"}, google(RETRY_INFO), 0.25),
+        ({}, google(RETRY_INFO | {"retryDelay": "0s"}), None),
+        ({}, google(RETRY_INFO | {"retryDelay": "soon"}), None),
+        ({}, google(RETRY_INFO | {"retryDelay": 36.5}), None),
+        ({}, google("36.5s", None, HELP), None),
+        ({}, {"error": {"details": RETRY_INFO}}, None),
+        ({}, [], None),
+        ({}, [[google(RETRY_INFO)]], None),
+    ],
+)
+def test_a_429_of_google_says_in_its_body_how_long_to_wait(dialect, headers, body, hold_s):
+    feedback, headers = Feedback(dialect), {"Date": DATE, **headers}
+    sent = json.dumps(body).encode()
+    bare = feedback.read(429, headers, sent_at=NOON, received_at=NOON)
+    hint = feedback.read(429, headers, sent_at=NOON, received_at=NOON, body=sent)
+    assert hint == (bare if hold_s is None else ServerHint(hold_s))
+    assert feedback.says_more(429, headers, NOON, sent) is (hint != bare)
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,17 @@ def test_the_retries_of_an_sdk_do_not_reach_the_server(server, policy, on_reject
         assert isinstance(caught.value.__cause__, AccountExhaustedError)
 
 
-def test_each_client_reads_githubs_secondary_limit_in_a_body(server, both, clock):
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (403, {"X-GitHub-Request-Id": "1"}, b'{"message": "You have exceeded a secondary rate limit."}'),
+        (429, {}, b'{"error": {"details": [{"retryDelay": "60s"}]}}'),
+    ],
+    ids=["GitHub", "Google"],
+)
+def test_each_client_reads_in_a_body_how_long_to_wait(server, both, clock, status, headers, body):
     library, ours = both
-    body = b'{"message": "You have exceeded a secondary rate limit."}'
-    server.answer = lambda _: Reply(403, {**JSON, "X-GitHub-Request-Id": "1"}, body)
+    server.answer = lambda _: Reply(status, {**JSON, **headers}, body)
     policies = [Policy("10/s", clock=clock) for _ in range(3)]
     with library.Client(transport=ours.ShapedTransport(policy=policies[0])) as client:
         client.get(server.url)
