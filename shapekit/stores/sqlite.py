@@ -503,7 +503,7 @@ class SqliteSurvey:
         except ConfigError:
             raise
         except (sqlite3.Error, *MISFITS) as error:
-            fix = "see whether it is there, intact, and may be read"
+            fix = "see whether it is there and intact, and its directory writable, as SQLite needs to read it"
             raise StoreUnavailableError(f"cannot read {self._path!r}: {error}; {fix}") from error
 
     def _live_key(
