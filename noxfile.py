@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 REDIS_FOLDERS = ("tests/stores", "tests/overrides", "tests/faults", "tests/processes", "tests/security")
 OLDEST_FOLDERS = (
     "tests/adapters",

@@ -168,7 +168,7 @@ class ManualClock:
         self._now_us = _micros("start", start)
         self._wall_ahead_us = 0
         self._autojump = boolean("autojump", autojump)
-        self._lock = threading.RLock()
+        self._lock = process.rlock()
         # Only for wait and notify: its `with` is Python code, where a signal handler could leak the lock.
         self._changed = threading.Condition(self._lock)
         # Weak, as an interrupted sleep may not come to remove its own.

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, run
-from shapekit._runtime.process import SWITCH, from_signal
+from shapekit._runtime.process import SWITCH, from_signal, rlock
 from shapekit.algorithms.base import check_cost
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
@@ -267,7 +267,7 @@ class Watch:
         self._sees_holds = True
         self._over = ThreadAlarm()
         # Reentrant: the garbage collector may end an abandoned loop at any point, on any thread.
-        self._lock = threading.RLock()
+        self._lock = rlock()
         self._output = opened(loop.shaper.name)
 
     def begin(self) -> None:

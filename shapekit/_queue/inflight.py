@@ -185,7 +185,7 @@ class Registry:
 
     def begin(self) -> None:
         """Start empty: at first, and in a forked child."""
-        self.lock = threading.RLock()
+        self.lock = process.rlock()
         self.owner = process.fresh_id()
         self.is_kept = False
         self.due_us = 0
@@ -427,7 +427,7 @@ class Heartbeat:
 
     def begin(self) -> None:
         """Start empty: at first, and in a forked child."""
-        self._lock = threading.RLock()
+        self._lock = process.rlock()
         self._kept: dict[Registry, Renewal] = {}
         self._alarm: Alarm | None = None
         self._runs = False

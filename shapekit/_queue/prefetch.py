@@ -493,7 +493,7 @@ class Prefetch:
 
     def begin(self) -> None:
         """Start empty: a forked child has neither its parent's slots nor its threads."""
-        self._lock = threading.RLock()
+        self._lock = process.rlock()
         self._trips = threading.BoundedSemaphore(_TRIPS)
         self._entries: dict[str, _KeyEntry] = {}
         self._sweeps_at = _DESKS

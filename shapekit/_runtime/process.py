@@ -33,6 +33,7 @@ The switch: tests of shaped code can run unshaped.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import queue
@@ -80,6 +81,31 @@ _HELD: list[_Rest] = []
 handler can interrupt."""
 
 
+class WholeLock(_thread.RLock):  # type: ignore[misc]  # it can be a base
+    """A reentrant lock that stays free if its `with` is interrupted before the first line.
+
+    On Python 3.14 alone, what a signal handler raises right after a lock was taken leaves it taken for ever
+    (python/cpython#148874). Python runs no handler on the return from a function of its own.
+    """
+
+    def __enter__(self) -> bool:  # type: ignore[override]  # called without arguments
+        try:
+            return self.acquire()
+        except BaseException:
+            try:
+                self.release()
+            except RuntimeError:
+                """It was not taken yet."""
+            raise
+
+
+def rlock() -> threading.RLock:
+    """A reentrant lock, to be taken by `with`."""
+    made = threading.RLock()
+    # Patched by gevent, it is of another type.
+    return WholeLock() if sys.version_info[:2] == (3, 14) and type(made) is _thread.RLock else made
+
+
 def lock() -> threading.RLock:
     """A reentrant lock that is free in a forked child, which lacks the parent's thread that may have held it.
 
@@ -87,7 +113,7 @@ def lock() -> threading.RLock:
     under the lock does not rely on what it read before a call: it reads again, or reads and changes in one
     C call.
     """
-    made = threading.RLock()
+    made = rlock()
     _LOCKS.add(made)
     return made
 
@@ -240,7 +266,7 @@ class _Afterwards:
     def __init__(self) -> None:
         self.left: queue.SimpleQueue[_Left] = queue.SimpleQueue()
         self.is_ready = False
-        self._lock = threading.RLock()
+        self._lock = rlock()
 
     def start(self) -> None:
         with self._lock:

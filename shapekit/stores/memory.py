@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +118,7 @@ class _Records:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.lock = threading.RLock()
+        self.lock = process.rlock()
         self.spaces: dict[str, tuple[str, _Space]] = {}
 
     def tables(self) -> Iterator[tuple[str, _Table]]:

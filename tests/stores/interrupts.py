@@ -13,9 +13,11 @@ from inspect import CO_GENERATOR
 from pathlib import Path
 
 import shapekit
+from shapekit._runtime import process
 
 OURS = str(Path(shapekit.__file__).parent)
 TESTS = str(Path(__file__).parent)
+TAKES_A_LOCK = process.WholeLock.__enter__.__code__
 
 
 class Interrupt:
@@ -44,6 +46,8 @@ class Interrupt:
     def _came_by(self, frame, event, arg):
         if event == "c_call" or not frame.f_code.co_filename.startswith(OURS) or _is_finalizing(frame):
             return
+        if event == "return" and frame.f_code is TAKES_A_LOCK:
+            return  # its `with` goes on without a look at signals
         self.left -= 1
         if self.left == 0:
             self.where = f"{event} at {frame.f_code.co_filename}:{frame.f_lineno}"
