@@ -166,7 +166,6 @@ class Guard:
         self.outage = (
             Outage(on_outage, primary, self.breaker) if part is None else Local(primary, self.breaker, part)
         )
-        self._closed = False
         self._said_us: int | None = None
         """When a damaged state was last logged."""
         self.asked_last: tuple[str, Program, Key] | None = None
@@ -226,7 +225,7 @@ class Guard:
             ask = Twin(partial(self._deadline.call, ask.call), partial(self._deadline.acall, ask.acall))
 
         async def flow(driver: Driver, *args: Any) -> Any:
-            if self._closed:
+            if self._deadline.is_closed:
                 raise StoreUnavailableError("this ResilientStore is closed; make a new one")
             term = breaker.term(probes=probes)
             if term is None:
@@ -283,12 +282,6 @@ class Guard:
             with suppress(StoreUnavailableError):
                 bound = bind(*binding)
         return Twin(ask, ask)  # both forms: only one driver uses it
-
-    def close(self) -> None:
-        """Refuse all further calls."""
-        self._closed = True
-        if self.outage.local is not None:
-            self.outage.local.close()
 
 
 def _each(flow: Flow) -> Flow:
@@ -377,7 +370,6 @@ class ResilientStore(Store):
         self._new_guard = partial(Guard, primary, self._deadline, timeout_us, on_outage, part)
         self._whole = self._new_guard()
         self._guards: dict[Hashable, Guard] = {}
-        self._closed = False
 
     @property
     def is_lost(self) -> bool:
@@ -474,12 +466,12 @@ class ResilientStore(Store):
         await self._close(TASKS)
 
     async def _close(self, driver: Driver) -> None:
-        if self._closed:
+        if self._deadline.is_closed:
             return
-        self._closed = True
         self._deadline.close()
         for guard in self._all():
-            guard.close()
+            if guard.outage.local is not None:
+                guard.outage.local.close()
         self.wake()
         await driver.ask(Twin(self.primary.close, self.primary.aclose))
 
@@ -649,7 +641,8 @@ class Deadline:
 
     def __init__(self, timeout_us: int) -> None:
         self._timeout_us = timeout_us
-        self._closed = False
+        self.is_closed = False
+        """Whether the store was closed: then no guard makes further calls."""
         self.begin()
         _DEADLINES.add(self)
 
@@ -709,7 +702,7 @@ class Deadline:
 
     def close(self) -> None:
         """End the threads; a thread that hangs in a call ends when the call does."""
-        self._closed = True
+        self.is_closed = True
         while self._idle:
             with suppress(IndexError):  # a call may just have taken it
                 self._idle.pop().put(None)
@@ -723,13 +716,13 @@ class Deadline:
             except BaseException as raised:
                 error = raised
             # Idle first, so that a caller that asks again right after its answer finds this thread.
-            if not self._closed:
+            if not self.is_closed:
                 self._idle.append(inbox)
             outbox.put((answer, error))
             self._overdue.discard(outbox)
             # An idle thread must not keep objects alive.
             del job, work, outbox, answer, error
-            if self._closed:
+            if self.is_closed:
                 return
 
     def _next(self, inbox: _Inbox) -> _Job | None:

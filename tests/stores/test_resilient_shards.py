@@ -130,3 +130,13 @@ def test_a_server_stays_lost_while_the_server_of_its_keys_is_unknown(store, clus
     clock.advance(10)
     assert ask("one").remaining == 99
     assert not store.is_lost
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_closed_store_answers_for_no_server_also_if_it_had_not_asked_that_one(store, way):
+    gate = Gate(GCRA("1/d", burst=100), name="gate", store=store)
+    WAYS["check"](gate, "one")
+    store.close()
+    with pytest.raises(StoreUnavailableError, match="this ResilientStore is closed"):
+        WAYS[way](gate, "three")
+    assert not store.is_lost
