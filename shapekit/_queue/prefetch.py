@@ -26,7 +26,7 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, Twin, own_copy, run
 from shapekit.algorithms.queue.queue import LEAST_GRACE_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Grant, Request, followed
-from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
+from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY, UNKNOWN
 from shapekit.clock import StoreClock
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
@@ -100,7 +100,8 @@ class SlotBuffer:
         """When slots may be given back again, after a trip that failed."""
         self._kept_since_us = 0
         """Since when there have been slots to give back."""
-        self._standing = (-1, 0, 0, 0)
+        self._standing = KeyState(UNKNOWN, 0, 0, 0)
+        """The state of the key, by the store's last answer."""
         self.doubts = object()
         """A new object after each change by this process: shows whether a question was asked before it."""
         self._sure_by: object = None
@@ -157,7 +158,7 @@ class SlotBuffer:
 
     def put_back(self, granted: Grant) -> None:
         """Return a slot whose caller has gone: to the buffer, or else to the store."""
-        if granted.cost == 1 and granted.generation == self._standing[0]:
+        if granted.cost == 1 and granted.generation == self._standing.generation:
             self._slots = deque(sorted([*self._slots, granted], key=_due_us))
         else:
             self._returning.append(granted)
@@ -175,11 +176,8 @@ class SlotBuffer:
 
     # the store's answers
 
-    def hear(
-        self, key_state: tuple[int, int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
-    ) -> None:
-        """Apply an answer: the state of the key (generation, shift, end of the hold, end of the mark) and the
-        trip's times.
+    def hear(self, key_state: KeyState, asked_us: int, now_us: int, doubts: object) -> None:
+        """Apply an answer: the state of the key, and the trip's times.
 
         If the question was asked before the latest of the `doubts`, or before the one that was answered last,
         only the clock offset is applied.
@@ -187,10 +185,10 @@ class SlotBuffer:
         trip_us = max(0, now_us - asked_us)
         self._trip_us = max(trip_us, self._trip_us * 7 // 8)
         if not self._clock_decides:
-            self._set_clock(ahead_us, trip_us, now_us)
+            self._set_clock(key_state.ahead_us, trip_us, now_us)
         if doubts is not self.doubts or (asked_us < self._heard_us <= now_us and self._is_sure):
             return
-        if key_state[0] != self._standing[0]:
+        if key_state.generation != self._standing.generation:
             # The key was reset or its limits changed: slots of an old generation cannot be used.
             self._returning += self._slots
             self._slots.clear()
@@ -236,7 +234,7 @@ class SlotBuffer:
     def fill(self, grants: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
         """Store the slots that a trip has fetched; returns the answers for the calls that asked."""
         self._learn(now_us)
-        generation = self._standing[0]
+        generation = self._standing.generation
         taken = [granted for granted in grants if granted.accepted and granted.generation == generation]
         self._returning += [granted for granted in further if granted.generation != generation]
         further = [granted for granted in further if granted.generation == generation]
@@ -269,9 +267,7 @@ class SlotBuffer:
     def known(self, now_us: int) -> KeyState | None:
         """The state of the key, if it is at most one span old."""
         if self._is_sure and 0 <= now_us - self._heard_us <= self._prefetch_us:
-            generation, shift_us, until_us, mark_us = self._standing
-            ahead_us = self._ahead_at(now_us - self._ahead_us)
-            return KeyState(generation, shift_us, until_us, ahead_us, mark_us=mark_us)
+            return self._standing._replace(ahead_us=self._ahead_at(now_us - self._ahead_us))
         return None
 
     # tending
@@ -331,12 +327,12 @@ class SlotBuffer:
     @property
     def _has_moved(self) -> bool:
         """Whether there are slots to give back that new limits have moved: others can use them at once."""
-        is_known = self._standing[0] >= 0
-        return is_known and bool(self._returning) and self._returning[0].generation != self._standing[0]
+        generation = self._standing.generation
+        return generation >= 0 and bool(self._returning) and self._returning[0].generation != generation
 
     def _refill(self, now_us: int, waiting: int) -> Refill:
         """Fetch slots for the waiting calls and, if calls had to wait, for about as many as a span brings."""
-        is_held = self._is_sure and self._standing[2] + self._ahead_us > now_us
+        is_held = self._is_sure and self._standing.until_us + self._ahead_us > now_us
         expected = self._expected(now_us)
         if (not self._is_crowded and waiting < 2) or len(self._comers) < 2 or is_held:
             return Refill(0, 0)
@@ -369,9 +365,8 @@ class SlotBuffer:
 
     def _has_passed(self, granted: Grant, now_us: int) -> bool:
         """Whether a slot can no longer be used. If it had passed before a hold, it does not come after it."""
-        _, shift_us, until_us, _ = self._standing
-        there_us = self._leaves_by(granted) + shift_us
-        return there_us < until_us or there_us + self._ahead_at(there_us) < now_us
+        there_us = self._leaves_by(granted) + self._standing.shift_us
+        return there_us < self._standing.until_us or there_us + self._ahead_at(there_us) < now_us
 
     def _learn(self, now_us: int) -> None:
         """Judge by how many slots were used or wasted since the last time whether to fetch more or fewer."""
@@ -390,9 +385,10 @@ class SlotBuffer:
 
     def _handed(self, granted: Grant, now_us: int) -> Grant:
         """The slot as it is now, moved by the holds that are known."""
-        generation, shift_us, until_us, mark_us = self._standing
-        if granted.generation != generation:
+        known = self._standing
+        if granted.generation != known.generation:
             return granted
+        shift_us, until_us = known.shift_us, known.until_us
         at_us = max(granted.due_us + shift_us, until_us)
         wait_us = self._at_us(granted.due_us) - now_us
         if wait_us < 0:
@@ -400,11 +396,11 @@ class SlotBuffer:
             there_us = at_us - wait_us
             at_us = max(at_us, min(there_us, self._leaves_by(granted) + shift_us))
             wait_us = int(there_us - at_us > LEAST_GRACE_US)
-        held = max(until_us, mark_us) + self._ahead_us > now_us
+        held = max(until_us, known.mark_us) + self._ahead_us > now_us
         return granted._replace(wait_us=wait_us, departs_at_us=at_us, held=held)
 
     def _at_us(self, due_us: int) -> int:
-        there_us = max(due_us + self._standing[1], self._standing[2])
+        there_us = max(due_us + self._standing.shift_us, self._standing.until_us)
         return there_us + self._ahead_at(there_us)
 
     def _expected(self, now_us: int) -> int:
@@ -594,9 +590,7 @@ class Prefetch:
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
-                now = self._clock.now_us()
-                known = (*key_state[:3], key_state.mark_us)
-                entry.buffer.hear(known, key_state.ahead_us, asked_us, now, doubts)
+                entry.buffer.hear(key_state, asked_us, self._clock.now_us(), doubts)
                 if entry.fetcher is not None:
                     entry.news.set()
 
@@ -709,12 +703,12 @@ class Prefetch:
             with self._trips:
                 if isinstance(todo, Refill):
                     further = (todo.further, todo.span_us, process.fresh_id())
-                    key_state, granted = self._reserve_many(key, [call.request for call in calls], further)
+                    confirmed, granted = self._reserve_many(key, [call.request for call in calls], further)
                 elif isinstance(todo, GiveBack):
                     run(self._returned, key, todo.grants)
                     return
                 else:
-                    key_state, granted = self._confirm(key), ()
+                    confirmed, granted = self._confirm(key), ()
         except CostExceedsLimitError as error:
             # An operator's limit admits less than the one in code: the other calls ask again.
             with self._lock:
@@ -738,11 +732,11 @@ class Prefetch:
                 entry.calls[:0] = calls
             raise
         with self._lock:
-            now = self._clock.now_us()
-            if key_state[0] >= 0:  # else the answer may be a fallback's, without a trip
+            now, (generation, shift_us, until_us, there_us, mark_us) = self._clock.now_us(), confirmed
+            if generation >= 0:  # else the answer may be a fallback's, without a trip
                 self._store_clock.took(asked_us, now)
-            known = (*key_state[:3], key_state[4])
-            entry.buffer.hear(known, now - key_state[3], asked_us, now, doubts)
+            key_state = KeyState(generation, shift_us, until_us, now - there_us, mark_us=mark_us)
+            entry.buffer.hear(key_state, asked_us, now, doubts)
             if isinstance(todo, Ask):
                 return
             answers = entry.buffer.fill(granted[: len(calls)], granted[len(calls) :], now)

@@ -9,6 +9,7 @@ import random
 from itertools import count
 
 from shapekit._queue.prefetch import MOST, Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
+from shapekit._queue.waiter import KeyState
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 from shapekit.testing.timelines import queue
 
@@ -145,7 +146,12 @@ class Worker:
             self.world.after(self._way_us(), lambda: back(standing))
 
         def back(standing):
-            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], sent_us, self.now, doubts)
+            self.buffer.hear(
+                KeyState(*standing[:3], self.now - standing[3], mark_us=standing[4]),
+                sent_us,
+                self.now,
+                doubts,
+            )
             then()
 
         self.world.after(self._way_us(), arrive)
@@ -220,7 +226,12 @@ class Worker:
             return
         self._is_away = False
         if standing is not None:
-            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], sent_us, self.now, doubts)
+            self.buffer.hear(
+                KeyState(*standing[:3], self.now - standing[3], mark_us=standing[4]),
+                sent_us,
+                self.now,
+                doubts,
+            )
         if granted is not None:
             answers = self.buffer.fill(granted[: len(callers)], granted[len(callers) :], self.now)
             for caller, answer in zip(callers, answers, strict=True):

@@ -4,6 +4,7 @@ import pytest
 
 from shapekit import Quota, SlidingWindowLog
 from shapekit._queue.prefetch import Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
+from shapekit._queue.waiter import KeyState
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 
@@ -24,7 +25,7 @@ class Bench:
             self.buffer.come(START)
         answer = self.server.call(RESERVE_MANY, [(1, None, 7)] * calls, (further, SECOND, 7))
         standing, self.granted = answer
-        self.buffer.hear((*standing[:3], standing[4]), 0, START, START, self.buffer.doubts)
+        self.buffer.hear(KeyState(*standing[:3], 0, mark_us=standing[4]), START, START, self.buffer.doubts)
         self.answers = self.buffer.fill(self.granted[:calls], self.granted[calls:], START)
 
 
@@ -51,7 +52,7 @@ def test_slots_that_new_limits_have_moved_go_back_at_once():
     bench = Bench()
     buffer, generation = bench.buffer, bench.granted[0].generation
     assert isinstance(buffer.next(START, 0), Wait)
-    buffer.hear((generation + 1, 0, 0, 0), 0, START, START, buffer.doubts)
+    buffer.hear(KeyState(generation + 1, 0, 0, 0), START, START, buffer.doubts)
     todo = buffer.next(START, 0)
     assert todo == GiveBack(bench.granted[1:])
     assert isinstance(buffer.next(START, 0), Rest)
@@ -86,7 +87,9 @@ def test_after_a_change_of_its_own_the_key_is_looked_up_before_a_slot_is_handed_
     assert buffer.take(START, 1, None) is None
     assert buffer.known(START) is None
     assert buffer.next(START, 1) == Ask()
-    buffer.hear((buffer._standing[0], 3 * SECOND, START + 3 * SECOND, 0), 0, START, START, buffer.doubts)
+    buffer.hear(
+        KeyState(buffer._standing.generation, 3 * SECOND, START + 3 * SECOND, 0), START, START, buffer.doubts
+    )
     assert buffer.take(START, 1, None)[2] == START + 3 * SECOND + 100_000
 
 
@@ -95,9 +98,9 @@ def test_an_answer_to_a_question_before_a_change_of_its_own_is_not_believed():
     bench = Bench()
     buffer, before = bench.buffer, bench.buffer.doubts
     buffer.doubt()
-    buffer.hear((99, 0, 0, 0), 0, START, START, buffer.doubts)
+    buffer.hear(KeyState(99, 0, 0, 0), START, START, buffer.doubts)
     of_old = bench.server.call(RESERVE_MANY, [], (3, SECOND, 7))[1]
-    buffer.hear((of_old[0][6], 0, 0, 0), 0, START, START, before)
+    buffer.hear(KeyState(of_old[0][6], 0, 0, 0), START, START, before)
     assert buffer.fill((), of_old, START) == []
     assert len(buffer) == 0
     assert buffer.known(START)[0] == 99
@@ -108,14 +111,14 @@ def test_a_change_of_its_own_is_not_forgotten_by_an_answer_from_before():
     buffer = Bench().buffer
     before = buffer.doubts
     buffer.doubt()
-    buffer.hear((buffer._standing[0], 0, 0, 0), 0, START, START, before)
+    buffer.hear(KeyState(buffer._standing.generation, 0, 0, 0), START, START, before)
     assert buffer.take(START, 1, None) is None
     assert buffer.known(START) is None
 
 
 def test_in_another_life_of_the_key_nothing_is_owned():
     bench = Bench()
-    bench.buffer.hear((99, 0, 0, 0), 0, START, START, bench.buffer.doubts)
+    bench.buffer.hear(KeyState(99, 0, 0, 0), START, START, bench.buffer.doubts)
     assert len(bench.buffer) == 0
     todo = bench.buffer.next(START + SECOND, 0)
     assert isinstance(todo, GiveBack)
@@ -124,8 +127,8 @@ def test_in_another_life_of_the_key_nothing_is_owned():
 
 def test_while_the_key_is_held_nothing_is_taken_ahead():
     bench = Bench(calls=3)
-    generation = bench.buffer._standing[0]
-    bench.buffer.hear((generation, SECOND, START + SECOND, 0), 0, START, START, bench.buffer.doubts)
+    generation = bench.buffer._standing.generation
+    bench.buffer.hear(KeyState(generation, SECOND, START + SECOND, 0), START, START, bench.buffer.doubts)
     assert bench.buffer.next(START, 3) == Refill(0, 0)
 
 
@@ -135,7 +138,7 @@ def test_a_slot_that_had_passed_before_a_hold_does_not_come_after_it():
     held_at = START + 250_000
     until = held_at + 3 * SECOND
     bench.buffer.hear(
-        (bench.granted[0].generation, 3 * SECOND, until, 0), 0, held_at, held_at, bench.buffer.doubts
+        KeyState(bench.granted[0].generation, 3 * SECOND, until, 0), held_at, held_at, bench.buffer.doubts
     )
     taken = [bench.buffer.take(at, 1, None).departs_at_us for at in (held_at, until, until)]
     assert taken == [START + 3 * SECOND + slot for slot in (300_000, 400_000, 500_000)]
@@ -147,8 +150,8 @@ def test_no_slot_passes_while_the_key_may_be_held():
     bench.buffer.doubt()
     assert isinstance(bench.buffer.next(START + 240_000, 0), Wait)
     until = START + 50_000 + 3 * SECOND
-    standing = (bench.granted[0].generation, 3 * SECOND, until, 0)
-    bench.buffer.hear(standing, 0, START + 240_000, START + 240_000, bench.buffer.doubts)
+    standing = KeyState(bench.granted[0].generation, 3 * SECOND, until, 0)
+    bench.buffer.hear(standing, START + 240_000, START + 240_000, bench.buffer.doubts)
     assert bench.buffer.take(START + 240_000, 1, None).departs_at_us == START + 3 * SECOND + 100_000
 
 
@@ -183,7 +186,7 @@ def test_while_slots_are_taken_the_key_is_looked_up_before_a_span_is_over():
     assert buffer.next(START, 0) == Wait(START + SECOND)
     sent_us = START + SECOND
     assert buffer.next(sent_us, 0) == Ask()
-    buffer.hear((buffer._standing[0], 0, 0, 0), 0, sent_us, sent_us + 50_000, buffer.doubts)
+    buffer.hear(KeyState(buffer._standing.generation, 0, 0, 0), sent_us, sent_us + 50_000, buffer.doubts)
     assert buffer.known(sent_us + SECOND) is not None
     assert isinstance(buffer.next(sent_us + 50_000, 0), Wait)
 
@@ -194,7 +197,7 @@ def test_a_question_is_not_sent_when_its_answer_would_come_too_late():
         # A queue of a minute, of which the callers have the end.
         bench = Bench("1/s", calls=60, further=0)
         bench.buffer.hear(
-            (bench.buffer._standing[0], 0, 0, 0), 0, START, START + trip_us, bench.buffer.doubts
+            KeyState(bench.buffer._standing.generation, 0, 0, 0), START, START + trip_us, bench.buffer.doubts
         )
         todo = [bench.buffer.next(START + passed * SECOND // 10, 0) for passed in range(5, 40)]
         assert (Ask() in todo) == is_sent
@@ -212,9 +215,9 @@ def test_a_store_that_does_not_answer_gets_no_question_without_a_waiting_call():
 def test_no_call_leaves_before_its_slot_by_the_servers_clock(back_us):
     """An unknown part of the trip was the way back, so the whole trip counts as that."""
     bench = Bench()
-    generation = bench.buffer._standing[0]
+    generation = bench.buffer._standing.generation
     buffer = SlotBuffer(SECOND, bench.server.queue, clock_decides=False)
-    buffer.hear((generation, 0, 0, 0), back_us, START - 50_000, START, buffer.doubts)
+    buffer.hear(KeyState(generation, 0, 0, back_us), START - 50_000, START, buffer.doubts)
     buffer.fill((), bench.granted[1:], START)
     granted = buffer.take(START, 1, None)
     assert START + granted.wait_us - back_us >= granted.departs_at_us
@@ -223,11 +226,11 @@ def test_no_call_leaves_before_its_slot_by_the_servers_clock(back_us):
 def test_a_clock_that_was_set_is_followed_at_once():
     """The server's: an hour forward, and back again. A trip of 10 ms shows it, whatever was known before."""
     bench = Bench()
-    generation = bench.buffer._standing[0]
+    generation = bench.buffer._standing.generation
     hour = 3_600 * SECOND
     for number, ahead_us in enumerate((-hour, 0, hour, 5), 1):
         now = START + number * 1_000
-        bench.buffer.hear((generation, 0, 0, 0), ahead_us, now - 10_000, now, bench.buffer.doubts)
+        bench.buffer.hear(KeyState(generation, 0, 0, ahead_us), now - 10_000, now, bench.buffer.doubts)
         known = bench.buffer.known(now)
         assert abs(known[3] - ahead_us) <= 20_000
 
@@ -237,7 +240,9 @@ def test_an_answer_that_was_under_way_for_longer_than_a_span_does_not_set_the_cl
     bench = Bench(calls=1, further=0)
     later = START + 2 * SECOND
     standing, fetched = bench.server.call(RESERVE_MANY, ((1, None, 7),), (9, SECOND, 7))
-    bench.buffer.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.buffer.doubts)
+    bench.buffer.hear(
+        KeyState(*standing[:3], 2 * SECOND, mark_us=standing[4]), START, later, bench.buffer.doubts
+    )
     [awaited] = bench.buffer.fill(fetched[:1], fetched[1:], later)
     assert awaited[1] == 1, "it waits, and so learns that it is late"
     assert bench.buffer.take(later, 1, None) is None
@@ -248,16 +253,20 @@ def test_a_clock_that_was_set_while_an_answer_was_under_way_is_followed_as_far_a
     """The server's went back by an hour, and the answer took two seconds: it may be two seconds less."""
     bench = Bench()
     hour, later = 3_600 * SECOND, START + 2 * SECOND
-    bench.buffer.hear((bench.buffer._standing[0], 0, 0, 0), hour, START, later, bench.buffer.doubts)
-    bench.buffer.hear((bench.buffer._standing[0], 0, 0, 0), hour, later, later, bench.buffer.doubts)
+    bench.buffer.hear(
+        KeyState(bench.buffer._standing.generation, 0, 0, hour), START, later, bench.buffer.doubts
+    )
+    bench.buffer.hear(
+        KeyState(bench.buffer._standing.generation, 0, 0, hour), later, later, bench.buffer.doubts
+    )
     assert hour - 3 * SECOND <= bench.buffer.known(later)[3] <= hour
 
 
 def test_all_that_is_owned_lies_within_a_span_of_the_line():
     """What is left of the last trip is taken off what the next one may bring."""
     bench = Bench(calls=4, further=8)
-    generation = bench.buffer._standing[0]
-    bench.buffer.hear((generation, 0, 0, 0), 0, START - SECOND, START, bench.buffer.doubts)
+    generation = bench.buffer._standing.generation
+    bench.buffer.hear(KeyState(generation, 0, 0, 0), START - SECOND, START, bench.buffer.doubts)
     assert bench.buffer.next(START, 0) == Refill(5, SECOND - 700_000)
 
 
@@ -285,18 +294,22 @@ def test_calls_whose_answer_came_late_do_not_leave_together():
     now = START + SECOND
     bench.server.world.now = now
     standing, granted = bench.server.call(RESERVE_MANY, [(1, None, 7)] * 6, (0, 0, 7))
-    bench.buffer.hear((*standing[:3], standing[4]), 40_000, now, now + 40_000, bench.buffer.doubts)
+    bench.buffer.hear(
+        KeyState(*standing[:3], 40_000, mark_us=standing[4]), now, now + 40_000, bench.buffer.doubts
+    )
     answers = bench.buffer.fill(granted, (), now + 40_000)
     assert [one[1] for one in answers] == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
 
 
 def test_where_nothing_is_owned_the_latest_answer_counts():
     bench = Bench(further=0)
-    generation = bench.buffer._standing[0]
+    generation = bench.buffer._standing.generation
     bench.buffer.hear(
-        (generation, 0, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND, bench.buffer.doubts
+        KeyState(generation, 0, 0, 40_000), START + SECOND - 80_000, START + SECOND, bench.buffer.doubts
     )
-    bench.buffer.hear((generation, 0, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.buffer.doubts)
+    bench.buffer.hear(
+        KeyState(generation, 0, 0, 3), START + SECOND, START + SECOND + 80_000, bench.buffer.doubts
+    )
     assert bench.buffer.known(START + SECOND + 80_000)[3] == 3
 
 
@@ -305,11 +318,13 @@ def test_an_answer_that_a_later_one_has_overtaken_hides_no_hold():
     bench = Bench(further=2)
     buffer, generation = bench.buffer, bench.granted[0].generation
     held_us = START + 5 * SECOND
-    buffer.hear((generation, 5 * SECOND - 2_000, held_us, 0), 0, START + 2_000, START + 3_000, buffer.doubts)
-    buffer.hear((generation, 0, 0, 0), 0, START + 1_000, START + 4_000, buffer.doubts)
+    buffer.hear(
+        KeyState(generation, 5 * SECOND - 2_000, held_us, 0), START + 2_000, START + 3_000, buffer.doubts
+    )
+    buffer.hear(KeyState(generation, 0, 0, 0), START + 1_000, START + 4_000, buffer.doubts)
     assert buffer.known(START + 4_000).until_us == held_us
     assert buffer.take(START + 4_000, 1, None).departs_at_us >= held_us
-    buffer.hear((generation, 4 * SECOND, 0, 0), 0, START + 5_000, START + 6_000, buffer.doubts)
+    buffer.hear(KeyState(generation, 4 * SECOND, 0, 0), START + 5_000, START + 6_000, buffer.doubts)
     assert buffer.known(START + 6_000).until_us == 0
 
 

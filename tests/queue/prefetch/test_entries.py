@@ -7,6 +7,7 @@ import pytest
 
 from shapekit import Override, StoreUnavailableError
 from shapekit._queue.prefetch import _DESKS, _Call
+from shapekit._queue.waiter import KeyState
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, ThreadAlarm, run
 from shapekit.algorithms.queue.wire import CONFIRM
 from shapekit.rate import SECOND_US
@@ -85,7 +86,7 @@ def test_a_call_that_comes_right_after_a_trip_takes_no_slot_ahead_of_those_that_
     entry = prefetch._entry("key")
     calls = [come(prefetch, (1, None, 7)) for _ in range(2)]
     state, slots = prefetch._reserve_many("key", [], (5, SECOND_US, 1))
-    entry.buffer.hear((*state[:3], state[4]), now - state[3], now, now, entry.buffer.doubts)
+    entry.buffer.hear(KeyState(*state[:3], now - state[3], mark_us=state[4]), now, now, entry.buffer.doubts)
     entry.buffer.fill([], slots, now)
     calls.append(come(prefetch, (1, None, 7)))
     assert entry.calls == calls
@@ -104,7 +105,7 @@ def test_a_call_that_has_to_go_to_the_store_keeps_no_other_from_its_slot(
     monkeypatch.setattr(prefetch, "_wake_fetcher", lambda *_: None)
     state, slots = prefetch._reserve_many("key", [(9, None, 7)], (5, SECOND_US, 1))
     entry = prefetch._entry("key")
-    entry.buffer.hear((*state[:3], state[4]), now - state[3], now, now, entry.buffer.doubts)
+    entry.buffer.hear(KeyState(*state[:3], now - state[3], mark_us=state[4]), now, now, entry.buffer.doubts)
     entry.buffer.fill([], slots[1:], now)
     first, *behind = [come(prefetch, request) for request in (request_, (1, None, 7), (1, None, 7))]
     prefetch._serve(entry, now)
@@ -139,7 +140,7 @@ def test_a_call_that_knows_the_key_waits_for_the_answer_that_earlier_calls_wait_
             group.start_soon(leave, "earlier")
             await clock.asleep(0.01, AsyncAlarm())
             now = clock.now_us()
-            buffer.hear((7, 0, 0, 0), -store.ahead_s * SECOND_US, now, now, buffer.doubts)
+            buffer.hear(KeyState(7, 0, 0, -store.ahead_s * SECOND_US), now, now, buffer.doubts)
             assert buffer.known(now) is not None
             group.start_soon(leave, "later")
 
@@ -155,7 +156,9 @@ def test_all_calls_leave_by_one_estimate_of_the_stores_clock(store, shaper_on, c
     status, prefetch = shaper.core.status, shaper.core.prefetch
     state, slots = prefetch._reserve_many("key", [(900, None, 7)], (5, SECOND_US, 1))
     buffer, now = prefetch._entry("key").buffer, clock.now_us()
-    buffer.hear((*state[:3], state[4]), now - state[3] + 30_000, now - 80_000, now, buffer.doubts)
+    buffer.hear(
+        KeyState(*state[:3], now - state[3] + 30_000, mark_us=state[4]), now - 80_000, now, buffer.doubts
+    )
     buffer.fill([], slots[1:], now)
     clock.advance(2)
     key_state = run(getattr(status, asks), "key")
@@ -174,7 +177,7 @@ def test_slots_that_have_passed_are_over_by_the_numbers_of_an_operator_too(store
     prefetch, now = shaper.core.prefetch, clock.now_us()
     state, slots = prefetch._reserve_many("key", [], (5, SECOND_US, 1))
     buffer = prefetch._entry("key").buffer
-    buffer.hear((*state[:3], state[4]), now - state[3], now, now, buffer.doubts)
+    buffer.hear(KeyState(*state[:3], now - state[3], mark_us=state[4]), now, now, buffer.doubts)
     buffer.fill([], slots, now)
     assert len(buffer) == 5
     assert buffer.take(now + SECOND_US, 1, None) is None

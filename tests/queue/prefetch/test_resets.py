@@ -10,7 +10,7 @@ from .conftest import PATIENCE_S
 def test_after_a_reset_nothing_of_the_old_is_handed_out(store, shaper_on):
     shaper = shaper_on(store)
     in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
-    before = shaper.core.prefetch._entries["default"].buffer._standing[0]
+    before = shaper.core.prefetch._entries["default"].buffer._standing.generation
     shaper.reset()
     reservations = [shaper.reserve() for _ in range(3)]
     assert {reservation.grant.generation for reservation in reservations} != {before}
