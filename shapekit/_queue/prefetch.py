@@ -430,24 +430,25 @@ _NAP_S = 60.0
 class _Call:
     """A call, until it has its answer."""
 
-    __slots__ = ("alarm", "error", "granted", "is_gone", "request")
+    __slots__ = ("alarm", "failure", "granted", "is_gone", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.alarm: Any = None
         self.granted: Grant | None = None
-        self.error: Exception | None = None
+        self.failure: list[Exception] = []
         self.is_gone = False
 
+    def fail(self, error: Exception) -> None:
+        """Have `answered` raise this error."""
+        self.failure.append(own_copy(error))
+        self.alarm.set()
+
     def answered(self) -> Grant:
-        if self.granted is not None:
-            return self.granted
-        error, self.error = self.error, None
-        try:
-            raise error or StoreUnavailableError("the store has not answered")
-        finally:
-            # The traceback of the error refers to this frame: break the cycle.
-            error = None
+        """The answer, once the alarm was set."""
+        if self.granted is None:
+            raise self.failure.pop()  # its traceback holds this frame
+        return self.granted
 
 
 class _KeyEntry:
@@ -460,6 +461,12 @@ class _KeyEntry:
         self.calls: list[_Call] = []
         self.news = ThreadAlarm()
         self.fetcher: threading.Thread | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in all calls that wait."""
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call.fail(error)
 
 
 class Prefetch:
@@ -638,8 +645,7 @@ class Prefetch:
                 process.start_thread(fetcher)
             except StoreUnavailableError as error:
                 entry.fetcher = None
-                calls, entry.calls = entry.calls, []
-                _fail(calls, error)
+                entry.fail(error)
         entry.news.set()
 
     def _serve(self, entry: _KeyEntry, now: int) -> None:
@@ -665,8 +671,7 @@ class Prefetch:
         except BaseException:
             with self._lock:
                 entry.fetcher = None
-                calls, entry.calls = entry.calls, []
-                _fail(calls, StoreUnavailableError("the thread that asked the store has ended"))
+                entry.fail(StoreUnavailableError("the thread that asked the store has ended"))
             raise
 
     def _work(self, key: str, entry: _KeyEntry) -> None:
@@ -690,8 +695,7 @@ class Prefetch:
     def _next(self, entry: _KeyEntry, now: int) -> Next:
         if not self._is_closed:
             return entry.buffer.next(now, len(entry.calls))
-        _fail(entry.calls, StoreUnavailableError(f"{self._what} was closed"))
-        entry.calls = []
+        entry.fail(StoreUnavailableError(f"{self._what} was closed"))
         return entry.buffer.surrender()
 
     def _go(self, key: str, entry: _KeyEntry, todo: Next, calls: Sequence[_Call]) -> None:
@@ -713,7 +717,9 @@ class Prefetch:
             # An operator's limit admits less than the one in code: the other calls ask again.
             with self._lock:
                 entry.calls[:0] = [call for call in calls if call.request[0] <= error.limit]
-                _fail([call for call in calls if call.request[0] > error.limit], error)
+                for call in calls:
+                    if call.request[0] > error.limit:
+                        call.fail(error)
             return
         except Exception as error:
             with self._lock:
@@ -722,7 +728,8 @@ class Prefetch:
                     calls, entry.calls = entry.calls, []
                 elif isinstance(todo, GiveBack) and not self._is_closed:
                     entry.buffer.keep(todo.grants, self._clock.now_us())
-                _fail(calls, error)
+                for call in calls:
+                    call.fail(error)
             if not calls and not isinstance(error, StoreUnavailableError):
                 raise
             return
@@ -761,12 +768,6 @@ def prefetched(
     """The prefetched slots of a shaper; None if the store is in this process: there is no trip to save."""
     prefetch_us = duration_us("prefetch", prefetch, most=LONGEST_US)
     return None if store.instant else Prefetch(name, store, queue, prefetch_us, store_clock)
-
-
-def _fail(calls: Sequence[_Call], error: Exception) -> None:
-    for call in calls:
-        call.error = own_copy(error)
-        call.alarm.set()
 
 
 _PREFETCHES = process.begin_anew(Prefetch.begin)
