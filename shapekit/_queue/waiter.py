@@ -75,6 +75,7 @@ class Waiter:
         self._status = core.status
         self._reporter = core.reporter
         self._prefetch = core.prefetch
+        self._queue = core.queue
         self._grace_us = core.queue.grace_us
         late = core.store.twin(core.name, core.queue, LATE)
         self._late_calls = LateCalls(core.status.changing(late, is_news=False))
@@ -237,7 +238,9 @@ class Waiter:
 
     def _grace_of(self, queue: LeakyQueue | None) -> int:
         """How late a call may leave, by the limits in force."""
-        return self._grace_us if queue is None or self._grace_us == END_US else queue.grace_us
+        if queue is None or queue is self._queue or self._grace_us == END_US:
+            return self._grace_us
+        return queue.grace_us
 
     async def _may_leave(self, driver: Driver, pending: PendingWait, allowed_us: int, now_us: int) -> bool:
         """Whether the slot of a call has come and may be used. A call that is late gets another one."""
@@ -344,8 +347,8 @@ class PendingWait:
     __slots__ = (
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         "stands_until_us",
-        *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
-        *("_core", "_numbers", "_queued_us", "_slot_us", "grant", "queue"),
+        *("_ahead_us", "_clock", "_gives_up_us", "_leaves_by_us", "_max_wait_us"),
+        *("_core", "_queued_us", "_slot_us", "grant", "queue"),
         *("_reservation", "exchanges"),
     )
 
@@ -357,9 +360,6 @@ class PendingWait:
         self._clock = core.clock
         self._reservation = reservation
         self._ahead_us = ahead_us
-        self.cost = grant.cost
-        self.queue: LeakyQueue | None = grant.queue
-        """The queue that granted the slot, if an operator has set its limits; else None."""
         self._take(grant, grant.queue or core.queue)
         self.exchanges = 0
         """How often the call missed a prefetched slot and got another one."""
@@ -383,12 +383,11 @@ class PendingWait:
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
     def _take(self, grant: Grant, queue: LeakyQueue) -> None:
-        """Adopt this grant of a queue."""
+        """Adopt this grant of a queue, which is the shaper's own or has limits that an operator has set."""
         self.grant = grant
-        self._generation = grant.generation
+        self.queue = queue
         self._queued_us = grant.due_us
         self._leaves_by_us: int | None = None
-        self._numbers = queue
         self.order = grant.start * FINEST // queue.q
         """The position in the line, in a unit that all queues have in common."""
 
@@ -434,7 +433,7 @@ class PendingWait:
         if self._leaves_by_us is None:
             # A slot from a fallback is on the grid of its share of the limits, not on this one.
             is_own = self.grant.generation >= 0
-            self._leaves_by_us = self._numbers.leaves_by(self.grant) if is_own else self.grant.due_us
+            self._leaves_by_us = self.queue.leaves_by(self.grant) if is_own else self.grant.due_us
         return self._leaves_by_us
 
     def departs_at_us(self, until_us: int, now_us: int) -> int:
@@ -457,16 +456,16 @@ class PendingWait:
 
     def has_near_slot(self, generation: int, now_us: int, *, is_unused: bool) -> bool:
         """Whether a call that missed its slot may have the next one, and soon."""
-        numbers = self._numbers
-        if generation != self._generation or numbers.adapts:
+        queue = self.queue
+        if generation != self.grant.generation or queue.adapts:
             return False
-        if numbers.constraints.algorithms:
+        if queue.constraints.algorithms:
             return is_unused and now_us - self._slot_us < MOST_LATE_US
-        return numbers.slot_us <= SOON_US
+        return queue.slot_us <= SOON_US
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What a late call sends to the store."""
-        return self._generation, self._leaves_by(), self.cost, process.fresh_id()
+        return self.grant.generation, self._leaves_by(), self.grant.cost, process.fresh_id()
 
     def move(self, leaves_at_us: int, stands_until_us: int) -> None:
         """Apply the store's answer to a late call."""
@@ -488,10 +487,9 @@ class PendingWait:
             # Another call has taken what was left of a quota.
             raise refusal(type(reservation)(self._core, self.key, grant), None)
         self.exchanges += 1
-        if (grant.generation < 0) is not (self._generation < 0):
+        if (grant.generation < 0) is not (self.grant.generation < 0):
             self._ahead_us = 0 if grant.generation < 0 else self._core.status.store_clock.lead_us
         self._take(grant, grant.queue or self._core.queue)
-        self.queue = grant.queue
         self.is_held = self.is_marked = grant.held
         self.due_us = self._slot_us = grant.departs_at_us + self._ahead_us
         wait_us = self.due_us - self.asked_us
@@ -518,7 +516,8 @@ class PendingWait:
 
     def is_like(self, other: PendingWait) -> bool:
         """Whether each of the two can take the other's place."""
-        return (self.key, self.cost, self._generation) == (other.key, other.cost, other._generation)
+        own, their = self.grant, other.grant
+        return (self.key, own.cost, own.generation) == (other.key, their.cost, their.generation)
 
     def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
         """How long ago the call asked, and how long ago its slot came."""
@@ -532,15 +531,15 @@ class PendingWait:
         move it. A late call that has got another slot keeps it unless a hold lasts longer.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
-        if min(generation, self._generation) >= 0:
+        own = self.grant.generation
+        if min(generation, own) >= 0:
             self._ahead_us = ahead_us  # else this is a fallback's answer or slot, on another clock
         self.is_marked = mark_us + ahead_us > now_us
-        if generation != self._generation:
+        if generation != own:
             moved = followed(self.grant, key_state.changes, self._core.queue.constraints)
             if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
                 self.is_held = False
                 return
-            self.queue = key_state.queue
             self._take(moved, key_state.queue)
         # A hold that ends soon cannot be ended sooner, and need not be watched.
         self.is_held = until_us + ahead_us > now_us + SOON_US or bool(clock)
