@@ -113,26 +113,22 @@ class Scopes:
             holds[key, scope] = _Observed(until_us, now_us if is_own else 0)
             self._holds = holds
 
-    def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
-        """The scopes to wait for: the request's own or, if that is unknown, all held ones it may have."""
+    def find(self, key: str, target: Target, now_us: int) -> tuple[tuple[str, ...], bool]:
+        """The scopes to wait for, and whether that is the request's own: if it is unknown, they are all held
+        ones that it may have.
+        """
         below, path = self._seen(key, target), target.path
         if below is not None and len(below) == 1:
-            return tuple([scope for scope in below if _may_have(scope, path)])
-        return tuple(
-            [
-                scope
-                for (of, scope), hold in self._holds.items()
-                if of == key
-                and hold.until_us > now_us
-                and (not below or scope in below)
-                and _may_have(scope, path)
-            ]
-        )
-
-    def is_sure(self, key: str, target: Target) -> bool:
-        """Whether the scope of a request is known, so that `find` does not return all that it may have."""
-        below = self._seen(key, target)
-        return below is not None and len(below) == 1
+            return tuple([scope for scope in below if _may_have(scope, path)]), True
+        held = [
+            scope
+            for (of, scope), hold in self._holds.items()
+            if of == key
+            and hold.until_us > now_us
+            and (not below or scope in below)
+            and _may_have(scope, path)
+        ]
+        return tuple(held), False
 
     def _seen(self, key: str, target: Target) -> frozenset[str] | None:
         """The scope of a request, or those seen below the nearest known place above it; None if too many."""
@@ -195,6 +191,8 @@ class Caller:
         self.number = next(_numbers)
         """Its number in the order of all callers, kept however often it starts again."""
         self.scopes: tuple[str, ...] = ()
+        self.is_sure = True
+        """Whether its scope is known; else it waits for all scopes that it may have."""
         self.held_until_us = 0
         self.unsure_until_us = 0
         """How long it waits at most for scopes that it may not have; 0 until such a scope is held.
@@ -234,12 +232,8 @@ class Caller:
 
     def look_up(self) -> None:
         """Find the scopes to wait for, as far as they are known."""
-        self.scopes = self._known.find(self.key, self._target, self._clock.now_us())
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether its scope is known."""
-        return self._known.is_sure(self.key, self._target)
+        now = self._clock.now_us()
+        self.scopes, self.is_sure = self._known.find(self.key, self._target, now)
 
     @property
     def still_waits(self) -> bool:
