@@ -440,11 +440,7 @@ class Counting(Algorithm[S]):
 
     def _settled(self, state: S, now: int, skew: int = 0, receipt: Receipt = None) -> Outcome[S]:
         decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
-        return Outcome(state, decision, self._lasts(state, now, skew), True)
-
-    def _lasts(self, state: S, now: int, skew: int) -> int:
-        """How long to keep a state after a refund or debit."""
-        return self.life(state, now, skew)
+        return Outcome(state, decision, self.life(state, now, skew), True)
 
     @abstractmethod
     def _decision(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decision:

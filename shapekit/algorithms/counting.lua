@@ -86,10 +86,5 @@ end
 function Counting:settled(s, now, skew, receipt)
     local decision = self:decision(s, now, skew, 1)
     decision[8] = receipt or false
-    return s, decision, self:lasts(s, now, skew), true
-end
-
--- How long to keep a state after a refund or debit.
-function Counting:lasts(s, now, skew)
-    return self:life(s, now, skew)
+    return s, decision, self:life(s, now, skew), true
 end

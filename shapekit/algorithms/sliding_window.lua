@@ -151,6 +151,10 @@ function SlidingWindow:debit(s, now, skew, cost)
     return self:settled(after, now, skew, math.max(now, ring[1] * self.width))
 end
 
+function SlidingWindow:life(s, now)
+    return #s > 0 and math.max(0, (s[1] + self.buckets + 1) * self.width - now) or 0
+end
+
 -- inside
 
 -- The ring moved on to `tick`, unless its newest is later, with at most `size` ticks.
@@ -246,10 +250,6 @@ function SlidingWindow:used(ring, elapsed)
     local oldest = ring[self.buckets + 2] or 0
     if self.conservative or oldest == 0 then return self:recent(ring) + oldest end
     return self:recent(ring) + Exact.up(Exact.part(oldest, self.width - elapsed, self.width))
-end
-
-function SlidingWindow:lasts(s, now, skew)
-    return #s > 0 and math.max(0, (s[1] + self.buckets + 1) * self.width - now) or 0
 end
 
 function SlidingWindow:decision(s, now, skew, cost)

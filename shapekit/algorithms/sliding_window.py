@@ -238,6 +238,9 @@ class SlidingWindow(Window[Ring]):
             last = begun + self._width - 1
             yield now if begun <= now < last else last, count
 
+    def life(self, state: Ring, now: int, skew: int = 0) -> int:
+        return max(0, (state[0] + self.buckets + 1) * self._width - now) if state else 0
+
     def inspect(self, state: Any) -> None:
         sum(state)
         first = self.buckets + 2
@@ -322,9 +325,6 @@ class SlidingWindow(Window[Ring]):
         if self.conservative or not oldest:
             return sum(ring[1:size]) + oldest
         return sum(ring[1:size]) - (-oldest * (self._width - elapsed)) // self._width
-
-    def _lasts(self, state: Ring, now: int, skew: int) -> int:
-        return max(0, (state[0] + self.buckets + 1) * self._width - now) if state else 0
 
     def _decision(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Decision:
         if not state:
