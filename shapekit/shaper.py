@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.moving import AT_ONCE_US, notice_us
 from shapekit._queue.reporter import Accounts, Budgets, Reporter
-from shapekit._queue.waiter import Coming, KeyStatus, PendingWait, Waiter, refusal
+from shapekit._queue.waiter import Coming, KeyStatus, Waiter, refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     TASKS,
@@ -37,7 +37,6 @@ from shapekit.algorithms.queue.slots import (
     ACCEPTED,
     COST,
     DEPARTS_AT_US,
-    GENERATION,
     QUEUE,
     REFUSAL,
     WAIT_US,
@@ -734,12 +733,8 @@ class Core:
     async def remaining(self, driver: Driver, reservation: Reservation) -> float:
         """Seconds until a slot comes, including holds placed since; negative once it has passed."""
         with self.reporter.watching(reservation.key):
-            generation = reservation.granted[GENERATION]
-            _, key_state = await self.status.of_slot(driver, reservation.key, generation)
-        ahead_us = self.status.ahead_of(generation, key_state)
-        pending = PendingWait(reservation, ahead_us, None, None)
-        pending.hear(key_state, self.clock.now_us())
-        return (pending.due_us - self.clock.now_us()) / SECOND_US
+            now_us, _, pending = await self.status.of_slot(driver, reservation)
+        return (pending.due_us - now_us) / SECOND_US
 
     async def coming(
         self, driver: Driver, reservation: Reservation, grace_s: float, *, is_unused: bool = True

@@ -280,14 +280,9 @@ class Waiter:
         Further limits go on counting a missed slot. Under these, the next one is given only if the slot is
         unused and passed less than a second ago.
         """
-        key = reservation.key
         # If other calls are late as well, a shared answer from before could give one slot to two calls.
         is_shared = reservation.queue.slot_us <= FRESH_US
-        generation = reservation.granted[GENERATION]
-        now_us, key_state = await self._status.of_slot(driver, key, generation, is_shared=is_shared)
-        ahead_us = self._status.ahead_of(generation, key_state)
-        pending = PendingWait(reservation, ahead_us, None, None)
-        pending.hear(key_state, now_us)
+        now_us, key_state, pending = await self._status.of_slot(driver, reservation, is_shared=is_shared)
         if not pending.was_missed(grace_us, now_us):
             departs_at_us = pending.departs_at_us(key_state.until_us, now_us)
             if departs_at_us != reservation.granted[DEPARTS_AT_US]:
@@ -297,10 +292,10 @@ class Waiter:
         if not is_told or not pending.has_near_slot(key_state.generation, now_us, is_unused=is_unused):
             return None
         late = pending.late_call()
-        leaves_at_us, stands_until_us = await self._late_calls.ask(driver, key, pending.order, late)
+        leaves_at_us, stands_until_us = await self._late_calls.ask(driver, pending.key, pending.order, late)
         if stands_until_us == UNKNOWN:
             return None
-        remaining_us = leaves_at_us + ahead_us - self._clock.now_us()
+        remaining_us = leaves_at_us + key_state.ahead_us - self._clock.now_us()
         return Coming(_departing(reservation, leaves_at_us), remaining_us / SECOND_US, has_moved=True)
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
@@ -843,15 +838,6 @@ class KeyStatus:
             key_state = key_state._replace(ahead_us=known.ahead_us)
         return heard_us, key_state
 
-    def ahead_of(self, generation: int, key_state: KeyState) -> int:
-        """How far the clock that callers sleep by is ahead of the one that a slot's instants are on.
-
-        A fallback of a store that is gone uses the callers' clock, and its answers do not show the lead.
-        """
-        if generation < 0:
-            return 0
-        return key_state.ahead_us if key_state.generation >= 0 else self.store_clock.lead_us
-
     async def locally(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         """`leaving`, for a slot of the fallback, which moves its slots also after the return of the store."""
         if self._confirm_local is None:
@@ -859,12 +845,22 @@ class KeyStatus:
         return self._standing(await driver.ask(self._confirm_local, key))
 
     async def of_slot(
-        self, driver: Driver, key: str, generation: int, *, is_shared: bool = True
-    ) -> tuple[int, KeyState]:
-        """`heard`, from the side that granted a slot of this generation."""
+        self, driver: Driver, reservation: Reservation, *, is_shared: bool = True
+    ) -> tuple[int, KeyState, PendingWait]:
+        """The time, the state of a slot's key on the side that granted it, and the slot as it has moved."""
+        key, generation = reservation.key, reservation.granted[GENERATION]
         if generation < NOWHERE:
-            return await self.locally(driver, key)
-        return await self.heard(driver, key, is_shared=is_shared)
+            now_us, key_state = await self.locally(driver, key)
+        else:
+            now_us, key_state = await self.heard(driver, key, is_shared=is_shared)
+        # A fallback of a store that is gone uses the callers' clock, and its answers do not show the lead.
+        if generation < 0:
+            key_state = key_state._replace(ahead_us=0)
+        elif key_state.generation < 0:
+            key_state = key_state._replace(ahead_us=self.store_clock.lead_us)
+        pending = PendingWait(reservation, key_state.ahead_us, None, None)
+        pending.hear(key_state, now_us)
+        return now_us, key_state, pending
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
