@@ -134,10 +134,7 @@ function Places:first(book, cost)
         local row = row_at(book, 1)
         if not single or less(row[1], row[2], single[1], single[2]) then
             local rest = row[3] > 1 and text_of(self:rest(row, 1)) or ""
-            local last, last_rest = plus(row[1], row[2], self.slot, self.slot_rest, self.q)
-            local receipts = self.constraints:receipts_at(row[4], row[8], row[9])
-            return {row[1], row[2], last, last_rest, row[4], 1, row[5], row[6], row[7], receipts},
-                changed(book, Rows.replaced(rows, ROW, 1, 1, rest), singles)
+            return self:stretch(row, 1), changed(book, Rows.replaced(rows, ROW, 1, 1, rest), singles)
         end
     end
     if not single then return nil end
@@ -261,8 +258,9 @@ end
 -- The first slots of a row as one place.
 function Places:stretch(row, count)
     local last, last_rest = self:start_of(row, count)
-    local receipts = self.constraints:receipts_at(self:due(row, count - 1), row[8], row[9])
-    return {row[1], row[2], last, last_rest, self:due(row, count - 1), count, row[5], row[6], row[7], receipts}
+    local due = self:due(row, count - 1)
+    local receipts = self.constraints:receipts_at(due, row[8], row[9])
+    return {row[1], row[2], last, last_rest, due, count, row[5], row[6], row[7], receipts}
 end
 
 -- The row without its first slots.

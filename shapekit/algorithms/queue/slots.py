@@ -193,12 +193,7 @@ class Places(Value):
         rows, singles = free
         single: Single | None = next((one for page in singles for one in page if one[3] >= cost), None)
         if cost == 1 and rows and (single is None or rows[0][0][0] < single[0]):
-            row = rows[0][0]
-            rest = self._without(rows, 1)
-            start, _, due, tail, newest, *offsets = row
-            receipts = self._constraints.receipts_at(due, offsets)
-            single = (start, start + self._slot, due, 1, (tail, newest), receipts)
-            return (rest, singles), single
+            return (self._without(rows, 1), singles), self._stretch(rows[0][0], 1)
         return None if single is None else ((rows, pages.without(singles, single)), single)
 
     def retracted(
