@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from shapekit import errors
 from shapekit._adapters.http import CallOutcome, observe
-from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, given_back, run
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, run
 from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.clock import Clock
@@ -378,7 +378,7 @@ class _AsyncNap(_Nap):
         try:
             await _awaited(self.sleep(seconds))
         except BaseException as error:
-            await given_back(error, partial(self.budget.give_back, TASKS))
+            await TASKS.given_back(error, partial(self.budget.give_back, TASKS))
             raise
 
 

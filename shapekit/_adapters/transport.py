@@ -26,7 +26,7 @@ from shapekit._adapters.http import (
     translated,
 )
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.errors import UNSHOWN, ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback import MOST_BYTES
 from shapekit.keys import Target
@@ -75,7 +75,7 @@ class ShapedStream:
                 body += part[: self._room(body)]
                 yield part
         except BaseException as error:
-            await given_back(error, self._admission.aleave)
+            await TASKS.given_back(error, self._admission.aleave)
             raise
         await self._admission.aleave()
         await self._ended(TASKS, body)
@@ -85,7 +85,7 @@ class ShapedStream:
         try:
             await self._stream.aclose()
         except BaseException as error:
-            await given_back(error, self._admission.aleave)
+            await TASKS.given_back(error, self._admission.aleave)
             raise
         await self._admission.aleave()
 
@@ -233,7 +233,7 @@ class Transport:
             if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
                 await self._hear(TASKS, admission, request, response)
         except BaseException as error:
-            await given_back(error, response.aclose)
+            await TASKS.given_back(error, response.aclose)
             raise
         return response
 

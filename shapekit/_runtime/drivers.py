@@ -206,15 +206,6 @@ def _nothing() -> None:
     """Passed to a loop to find out whether it still accepts callbacks."""
 
 
-async def given_back(error: BaseException, give_back: GiveBack) -> None:
-    """Give back what was taken, in an `except BaseException as error` block; works in a cancelled task, too.
-
-    Every await that could leave something taken is in such a block. A discarded coroutine gives nothing back.
-    """
-    if not isinstance(error, GeneratorExit):
-        await shielded(give_back)
-
-
 def own_copy(error: Exception) -> Exception:
     """A copy of the exception for each caller: a shared one would collect all their tracebacks."""
     try:
@@ -548,14 +539,16 @@ class Driver:
     async def given_back(
         self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
     ) -> None:
-        """Give back what was taken, in an `except BaseException as error` block.
+        """Give back what was taken, in an `except BaseException as error` block. Every await that could leave
+        something taken is in such a block.
 
         A cancelled task awaits that, too. A discarded coroutine awaits nothing: the background thread calls
         `thrown` instead, if `may_be_thrown` was called before.
         """
-        if isinstance(error, GeneratorExit) and thrown is not None:
+        if not isinstance(error, GeneratorExit):
+            await shielded(give_back)
+        elif thrown is not None:
             process.in_background(thrown)
-        await given_back(error, give_back)
 
 
 class _Threads(Driver):
