@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias, TypeVar
 
@@ -188,11 +188,12 @@ _DURATION = re.compile(rf"[ \t]*((?:{_PART.pattern}){{1,7}})[ \t]*(?:[,;]|\Z)")
 
 _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
 _TIME = r"([0-9]{2}):([0-9]{2}):([0-9]{2})"
+_HOUR, _SIXTIETH = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]"
 _IMF_OR_850 = re.compile(
     # Java's RFC_1123_DATE_TIME writes a day below 10 with one digit, and an offset other than UTC.
     r"[ \t]*[a-z]{3,9},[ ]([0-9]{1,2})([ -])([a-z]{3})\2([0-9]{4}|[0-9]{2})[ ]"
     # Python's email.utils writes -0000 or +0000 by default, and servers send that.
-    rf"{_TIME}[ ](?:GMT|UTC|([+-])([0-9]{{2}})([0-9]{{2}}))[ \t]*(?:,|\Z)",
+    rf"{_TIME}[ ](?:GMT|UTC|([+-]{_HOUR}{_SIXTIETH}))[ \t]*(?:,|\Z)",
     re.ASCII | re.IGNORECASE,
 )
 _ASCTIME = re.compile(
@@ -204,7 +205,7 @@ _RFC3339 = re.compile(
     # Java leaves out seconds that are zero, and Jira all seconds.
     r"([0-9]{2}):([0-9]{2})(?::([0-9]{2})(\.[0-9]{1,12})?)?"
     # Ruby writes `2026-03-01 12:00:00 UTC` and `… -0700`.
-    r"(?:[Zz]|[ ]UTC|[ ]?([+-])([0-9]{2}):?([0-9]{2}))[ \t]*(?:[,;]|\Z)"
+    rf"(?:[Zz]|[ ]UTC|[ ]?([+-]{_HOUR}:?{_SIXTIETH}))[ \t]*(?:[,;]|\Z)"
 )
 
 _EPOCH_S = 1e9
@@ -245,9 +246,16 @@ def duration(text: str | None) -> float | None:
 
 
 def retry_after(text: str | None, now: float) -> float | None:
-    """Seconds to wait: the number or duration itself, or the time from the server's own time to a date."""
+    """Seconds to wait: the number or duration itself, or the time from the server's own time to a date in any
+    form, negative if it has passed. (Zoom sends RFC 3339 in Retry-After.)
+    """
     seconds = duration(text)
-    return _until_date(text, now) if seconds is None else seconds
+    if seconds is not None:
+        return seconds
+    instant = http_date(text, now)
+    if instant is None:
+        instant = rfc3339(text)
+    return None if instant is None else instant - now
 
 
 def until(text: str | None, now: float) -> float | None:
@@ -257,9 +265,7 @@ def until(text: str | None, now: float) -> float | None:
     """
     seconds = number(text)
     if seconds is None:
-        seconds = duration(text)
-        if seconds is None:
-            seconds = _until_date(text, now)
+        seconds = retry_after(text, now)
     elif seconds >= _EPOCH_MS:
         seconds = seconds / 1_000 - now if seconds < _BEYOND else None
     elif seconds >= _EPOCH_S:
@@ -267,22 +273,13 @@ def until(text: str | None, now: float) -> float | None:
     return None if seconds is None else max(0.0, seconds)
 
 
-def _until_date(text: str | None, now: float) -> float | None:
-    """Seconds until a date in any form, negative if it has passed. (Zoom sends RFC 3339 in Retry-After.)"""
-    instant = http_date(text, now)
-    if instant is None:
-        instant = rfc3339(text)
-    return None if instant is None else instant - now
-
-
 def http_date(text: str | None, now: float) -> float | None:
     """Epoch seconds of an HTTP-date in any of its forms; `now` decides the century of a two-digit year."""
     if not text:
         return None
-    offset: list[str | None] = []
+    offset = None
     if match := _IMF_OR_850.match(text):
-        day, _, month, year, *time = match.groups()
-        time, offset = time[:3], time[3:]
+        day, _, month, year, *time, offset = match.groups()
     elif match := _ASCTIME.match(text):
         month, day, *time, year = match.groups()
     else:
@@ -294,7 +291,7 @@ def http_date(text: str | None, now: float) -> float | None:
         if full > this + _HALF_CENTURY:
             full -= 100
     place, rest = divmod(_MONTHS.find(month.lower()), 3)
-    return None if rest else _in_utc(_instant(full, place + 1, int(day), time), *offset)
+    return None if rest else _instant(full, place + 1, int(day), time, offset)
 
 
 def rfc3339(text: str | None) -> float | None:
@@ -305,26 +302,19 @@ def rfc3339(text: str | None) -> float | None:
     match = text and _RFC3339.match(text)
     if not match:
         return None
-    year, month, day, *time, fraction, sign, hours, minutes = match.groups()
-    instant = _in_utc(_instant(int(year), int(month), int(day), time), sign, hours, minutes)
+    year, month, day, *time, fraction, offset = match.groups()
+    instant = _instant(int(year), int(month), int(day), time, offset)
     return None if instant is None else instant + float(f"0{fraction or '.0'}")
 
 
-def _in_utc(
-    instant: float | None, sign: str | None = None, hours: str | None = None, minutes: str | None = None
-) -> float | None:
-    """The instant at which a clock with this offset shows what UTC shows at `instant`."""
-    if instant is None or not (sign and hours and minutes):
-        return instant
-    if hours > "23" or minutes > "59":
-        return None
-    return instant - int(f"{sign}1") * (int(hours) * 3_600 + int(minutes) * 60)
-
-
-def _instant(year: int, month: int, day: int, time: list[str | None]) -> float | None:
+def _instant(year: int, month: int, day: int, time: Sequence[str | None], offset: str | None) -> float | None:
+    """Epoch seconds of a date and a time, on a clock that is ahead of UTC by an offset such as `+0530`."""
     hour, minute, second = (int(part or 0) for part in time)
     leap = second == 60  # a leap second is the one after 59; datetime has none
     try:
-        return datetime(year, month, day, hour, minute, second - leap, tzinfo=UTC).timestamp() + leap
+        shown = datetime(year, month, day, hour, minute, second - leap, tzinfo=UTC).timestamp() + leap
     except ValueError:
         return None
+    if not offset:
+        return shown
+    return shown - int(f"{offset[0]}1") * (int(offset[1:3]) * 3_600 + int(offset[-2:]) * 60)
