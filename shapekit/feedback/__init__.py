@@ -49,6 +49,8 @@ Place: TypeAlias = tuple[str, str | None]
 """A key and a scope."""
 
 MOST_PLACES = 1_024
+_LEAST_HOLD_S = 0.001
+"""A shorter hold is treated as none."""
 
 
 class _Incident(NamedTuple):
@@ -63,26 +65,24 @@ class _Incident(NamedTuple):
 class Incidents:
     """The incidents of one process; thread-safe."""
 
-    __slots__ = ("_lock", "known", "max_hold_s")
+    __slots__ = ("_lock", "known")
 
-    def __init__(self, max_hold_s: float) -> None:
-        self.max_hold_s = max_hold_s
+    def __init__(self) -> None:
         self.known: dict[Place, _Incident] = {}
         self._lock = process.lock()
 
     def unhinted(
-        self, place: Place, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
+        self, place: Place, first_s: float, most_s: float, sent_at: float, received_at: float
     ) -> float:
         """The hold from `received_at` on: a new step of `most_s` at most, or what is left of the last one."""
-        if most_s is None:
-            most_s = self.max_hold_s
         with self._lock:
             known = self.known.get(place)
             step = min(first_s, most_s)
             if known is not None:
                 if sent_at < known.until:
                     # Never longer than the hold: a wall clock may have been set back.
-                    return max(0.0, min(known.until - received_at, known.hold_s))
+                    left_s = min(known.until - received_at, known.hold_s)
+                    return left_s if left_s >= _LEAST_HOLD_S else 0.0
                 if sent_at - known.until <= most_s:
                     step = min(max(first_s, 2 * known.step_s), most_s)
             self._keep(place, _Incident(received_at + step, step, step))
@@ -109,7 +109,7 @@ class Incidents:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A lock cannot be pickled, and a copy starts without incidents.
-        return type(self), (self.max_hold_s,)
+        return type(self), ()
 
 
 _SUCCESS_BELOW = 400
@@ -118,8 +118,6 @@ ACCOUNT = "the account"
 FIRST_PROBE_S = 60.0
 LONGEST_PROBE_S = 3_600.0
 """How long an exhausted account is held before a call may try again: at first, and at most."""
-_LEAST_HOLD_S = 0.001
-"""A shorter hold is treated as none."""
 
 
 class Feedback:
@@ -173,7 +171,7 @@ class Feedback:
         forgets(self, Feedback._forget_all)
 
     def _forget_all(self) -> None:
-        self._incidents = Incidents(self.max_hold_s)
+        self._incidents = Incidents()
 
     def read(
         self,
@@ -211,17 +209,15 @@ class Feedback:
         if answer.age_s and stated_s == 0 and hint == SAYS_NOTHING:
             return None
         if self._is_exhausted(answer, hint):
-            hold_s = self._incidents.unhinted(
-                (key, ACCOUNT), FIRST_PROBE_S, sent_at, received_at, LONGEST_PROBE_S
-            )
-            return hint._replace(
-                hold_s=hold_s if hold_s >= _LEAST_HOLD_S else 0.0, scope=None, exhausted=True
-            )
+            probe = FIRST_PROBE_S, LONGEST_PROBE_S
+            hold_s = self._incidents.unhinted((key, ACCOUNT), *probe, sent_at, received_at)
+            return hint._replace(hold_s=hold_s, scope=None, exhausted=True)
         place, hold_s = (key, hint.scope), stated_s
         if hold_s > 0:
             self._incidents.hinted(place, hold_s, received_at)
         elif status == REFUSED:
-            hold_s = self._within(self._incidents.unhinted(place, first_hold_s, sent_at, received_at))
+            steps = first_hold_s, self.max_hold_s
+            hold_s = self._incidents.unhinted(place, *steps, sent_at, received_at)
         elif not answer.age_s:
             self._succeeded(status, *place, sent_at)
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
