@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from shapekit.feedback import Feedback, ServerHint
     from shapekit.keys import Target
 
-__all__ = ["Admission", "Policy", "body_of", "hint_of"]
+__all__ = ["Admission", "Policy", "body_of", "headers_of", "hint_of", "status_of"]
 
 
 class Policy:
@@ -711,7 +711,7 @@ class Admission:
 
     def _signal(self, response: Any, hint: ServerHint | None) -> RateSignal:
         """What the answer says about the rate: a refusal for one scope only says nothing."""
-        status, waited = _status_of(response), self.reservation.delay > 0
+        status, waited = status_of(response), self.reservation.delay > 0
         age_us = max(0, self._core.clock.now_us() - self._left_us)
         if hint is None:
             # A 429 without a hint was made by shapekit itself.
@@ -775,14 +775,10 @@ def hint_of(
     """The hint in the response to an admitted call; None if it has none, or there is no feedback."""
     if feedback is None:
         return None
-    try:
-        headers = getattr(response, "raw_headers", None)
-        if headers is None:
-            headers = getattr(response.headers, "raw", response.headers)
-        status = _status_of(response)
-    except AttributeError as error:
+    status, headers = status_of(response), headers_of(response)
+    if status is None or headers is None:
         fix = "pass a response of httpx, requests or aiohttp, or any object with .status_code and .headers"
-        raise ConfigError("response", response, "has no status and headers", fix) from error
+        raise ConfigError("response", response, "has no status and headers", fix)
     return feedback.read(
         status,
         headers,
@@ -805,9 +801,19 @@ def body_of(response: Any) -> Any:
     return None
 
 
-def _status_of(response: Any) -> int:
-    status: int | None = getattr(response, "status_code", None)
-    return response.status if status is None else status
+def status_of(response: Any) -> Any:
+    """The status of a response, under either of the names that clients use; None if it has none."""
+    status = getattr(response, "status_code", None)
+    return getattr(response, "status", None) if status is None else status
+
+
+def headers_of(response: Any) -> Any:
+    """The raw header pairs if the client keeps them, else its headers object; None if there are none."""
+    raw = getattr(response, "raw_headers", None)
+    if raw is None:
+        headers = getattr(response, "headers", None)
+        raw = getattr(headers, "raw", headers)
+    return raw
 
 
 _KEPT = "keeps a permit a little longer"

@@ -49,7 +49,7 @@ from shapekit.errors import (
 from shapekit.feedback import STATUSES, OwnRefusal, error_of, own_refusal, says_exhausted
 from shapekit.feedback.dialects import OURS
 from shapekit.keys import SCOPE, KeyOf, KeySpec, KeyTemplate, Routes, Target, key_of, parsed
-from shapekit.policy import Admission, Policy, body_of, checked_policy
+from shapekit.policy import Admission, Policy, body_of, checked_policy, headers_of, status_of
 from shapekit.rate import (
     AS_CONFIGURED,
     MAX_SPAN_US,
@@ -434,10 +434,11 @@ class CallOutcome(NamedTuple):
         if self.failure is not None:
             sources = [getattr(self.failure, "response", None), self.failure]
         for source in sources:
-            for status in (getattr(source, "status_code", None), getattr(source, "status", None)):
-                if isinstance(status, int):
-                    # If an SDK has closed the response, its error has the body.
-                    return ResponseView(status, headers_of(source), body_of(source) or body_of(self.failure))
+            status = status_of(source)
+            if isinstance(status, int):
+                # If an SDK has closed the response, its error has the body.
+                body = body_of(source) or body_of(self.failure)
+                return ResponseView(status, headers_of(source) or (), body)
         return None
 
     @property
@@ -453,15 +454,6 @@ class CallOutcome(NamedTuple):
         """Whether the response says that the account has nothing left to spend."""
         answer = self.answer
         return answer is not None and says_exhausted(answer.status, error_of(answer.status, answer.body))
-
-
-def headers_of(source: Any) -> Any:
-    """The raw header pairs if the client keeps them, else its headers object."""
-    raw = getattr(source, "raw_headers", None)
-    if raw is None:
-        headers = getattr(source, "headers", None)
-        raw = getattr(headers, "raw", headers)
-    return () if raw is None else raw
 
 
 def body_may_tell(admission: Admission, status: int, content_type: str | None) -> bool:

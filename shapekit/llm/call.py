@@ -23,7 +23,7 @@ from functools import partial
 from socket import gaierror
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from shapekit._adapters.http import CallOutcome, headers_of
+from shapekit._adapters.http import CallOutcome
 from shapekit._queue.waiter import refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
@@ -43,7 +43,7 @@ from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.prices import DIGITS, Price
 from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, usage_from, usage_of
-from shapekit.policy import Admission, Policy, hint_of
+from shapekit.policy import Admission, Policy, headers_of, hint_of
 from shapekit.rate import SECOND_US, Duration, max_wait_us, timeout_us
 from shapekit.shaper import Core, Reservation
 
