@@ -43,6 +43,7 @@ from shapekit._adapters.tasks import (
     calls_of,
     check_without_store,
     checked_shape,
+    give_back,
     grace_of,
     policy_of,
     refusal_of,
@@ -342,7 +343,7 @@ class Shaped:
             raise  # the message was sent again, together with its slot
         except BaseException:
             if slot:
-                _give_back(slot)
+                run(give_back, slot)
             raise
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
@@ -350,7 +351,7 @@ class Shaped:
         try:
             time.sleep(length_s)
         except BaseException:
-            _give_back(reservation)
+            run(give_back, reservation)
             raise
 
     def _come_back(self, reservation: Reservation | None) -> Reservation | None:
@@ -382,7 +383,7 @@ class Shaped:
             return reservation if sending.is_unsent(error) else None
         except BaseException as error:
             if reservation is not None and sending.is_unsent(error):
-                _give_back(reservation)
+                run(give_back, reservation)
             raise
         raise Ignore
 
@@ -396,12 +397,6 @@ class Shaped:
             countdown = math.ceil(countdown)  # rounded down, the retry would be refused once more
         retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
         return retry
-
-
-def _give_back(reservation: Reservation) -> None:
-    """Give back the slot of a task that will not use it, even if it has passed. A failure is logged."""
-    with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
-        run(reservation.core.give_back, reservation)
 
 
 def _delays_by_seconds(app: Any) -> bool:
@@ -617,7 +612,7 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
         return task.apply_async(args, kwargs, **{**options, **sending.options})
     except BaseException as error:
         if sending.is_unsent(error):
-            _give_back(reservation)
+            run(give_back, reservation)
         raise
 
 

@@ -40,7 +40,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import registry
 from kombu.utils.functional import maybe_list
 
-from shapekit._adapters.tasks import LEAST_GRACE_S, check_shared
+from shapekit._adapters.tasks import LEAST_GRACE_S, check_shared, give_back
 from shapekit._queue.moving import pause_us
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
@@ -498,14 +498,7 @@ class Delivery:
 
     def give_back(self) -> bool:
         """Give the slot back, even if it has passed; False if the store is gone, so that the slot is lost."""
-        if self.reservation is not None:
-            try:
-                if not self.reservation.cancel():
-                    self.shaped.policy.shaper.settle(self.reservation, 0)
-            except StoreUnavailableError as error:
-                log.info("the slot of task %s could not be given back: %s", self.name, error)
-                return False
-        return True
+        return self.reservation is None or run(give_back, self.reservation)
 
     def go(self, remaining_s: float, *, is_for_all: bool) -> None:
         """Hand the message to the pool, now that its slot has come or is next."""

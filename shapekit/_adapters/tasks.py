@@ -175,6 +175,22 @@ def in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any])
     return awaited if inspect.iscoroutinefunction(function) else called
 
 
+async def give_back(driver: Driver, reservation: Reservation, *, is_unused: bool = True) -> bool:
+    """Give back the slot of a task that will not run; one that has passed only if it is known that no task
+    has used it. False if that failed, which is logged.
+    """
+    core = reservation.core
+    with ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
+        if is_unused:
+            with core.reporter.watching(reservation.key):
+                is_returned = await core.give_back(driver, reservation)
+            core.reporter.cancelled(reservation, is_returned=is_returned)
+        else:
+            await core.cancel(driver, reservation)
+        return True
+    return False
+
+
 class ShapedTasks:
     """Shapes the tasks of one name: each waits in its worker, or is put back into its queue.
 
@@ -263,9 +279,8 @@ class ShapedTasks:
         except StoreUnavailableError:
             return PutBack(AGAIN_S, slot_header_of(reservation) if reservation else None)
         except BaseException as error:
-            if reservation is not None:
-                give_up = partial(self._given_up, driver, reservation, is_unused=is_unused)
-                await driver.given_back(error, give_up)
+            if reservation:
+                await driver.given_back(error, partial(give_back, driver, reservation, is_unused=is_unused))
             raise
 
     def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
@@ -275,12 +290,10 @@ class ShapedTasks:
         return self.calls.admission(args, kwargs).taken(received(core, fields))
 
     async def give_back(self, driver: Driver, slot_header: str | None, *, is_unused: bool = True) -> None:
-        """Give back the slot of a task that will not run; one that has passed only if it is known that no
-        task has used it. A failure is logged.
-        """
+        """`give_back` for the slot that a task has brought."""
         reservation, _ = self._brought(slot_header)
         if reservation is not None:
-            await self._given_up(driver, reservation, is_unused=is_unused)
+            await give_back(driver, reservation, is_unused=is_unused)
 
     def _brought(self, slot_header: str | None) -> tuple[Reservation | None, float | None]:
         """The slot that a task brings, and how long before it the task was to be back; None if unreadable."""
@@ -291,8 +304,3 @@ class ShapedTasks:
             return received(self.policy.shaper.core, fields), None if ahead_s is None else float(ahead_s)
         except (TypeError, ValueError):
             return None, None
-
-    async def _given_up(self, driver: Driver, reservation: Reservation, *, is_unused: bool = True) -> None:
-        with ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
-            if not await reservation.core.cancel(driver, reservation) and is_unused:
-                await reservation.core.settle(driver, reservation, 0)

@@ -7,6 +7,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
 from shapekit._runtime.drivers import run
+from shapekit.events import Cancelled
 from shapekit.integrations import celery
 from shapekit.integrations.celery import SLOT_HEADER, SlotHeader
 from shapekit.integrations.celery.worker import Batches, Delivery
@@ -69,9 +70,13 @@ def test_a_message_that_comes_late_is_counted_once(worker, delivery):
 @pytest.mark.parametrize("passed_s", [0, 0.5, 0.52, 5])
 def test_a_message_whose_task_never_runs_is_not_counted(worker, delivery, passed_s):
     worker.clock.advance(passed_s)
-    for _ in range(2):
-        assert delivery.give_back()
-        assert worker.used == 0
+    events = []
+    with worker.shaped.policy.listen(events.append):
+        for _ in range(2):
+            assert delivery.give_back()
+            assert worker.used == 0
+    assert [type(event) for event in events] == [Cancelled] * 2
+    assert events[0].returned
 
 
 class Names:

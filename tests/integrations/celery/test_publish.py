@@ -14,6 +14,7 @@ from kombu.transport.redis import Channel
 from redis.exceptions import ConnectionError as GoneError
 
 from shapekit import Decision, QueueFullError
+from shapekit.events import Cancelled, Reserved
 from shapekit.integrations.celery import ShapedTask, SlotHeader, shape_publish
 
 from ...redis_server import free_port
@@ -50,9 +51,12 @@ class TestWithoutAWorker:
     def test_a_message_that_cannot_be_published_gives_its_slot_back(self, app, account):
         add = app.tasks["add"]
         shape_publish(add, (1,), {"account": account}, queue=BACKLOG)
-        for _ in range(20):
-            with pytest.raises(EncodeError):
-                shape_publish(add, (object(),), {"account": account}, queue=BACKLOG)
+        events = []
+        with add.shaped.policy.listen(events.append):
+            for _ in range(20):
+                with pytest.raises(EncodeError):
+                    shape_publish(add, (object(),), {"account": account}, queue=BACKLOG)
+        assert [type(event) for event in events] == [Reserved, Cancelled] * 20
         assert add.shaped.policy.forecast(key=account).first_in <= 0.1
 
     @pytest.mark.parametrize("lost", [1, 2])
