@@ -136,10 +136,12 @@ class Changes:
         """Keys whose messages are brought back once more, since some may have been parked meanwhile."""
         self._looked_at = 0.0
 
-    def note(self, shaper: Shaper, key: str, park: Park, *, is_older: bool = False) -> None:
-        """Note the key of a message about to be parked, or parked before (if `is_older`, by older limits)."""
+    def note(self, shaper: Shaper, key: str, park: Park, parked: str | None) -> None:
+        """Note the key of a message that is about to be parked, or is back, with the version of the limits
+        that its slot is from; if those are older, others may have been parked under them, too.
+        """
         group, version = group_of(shaper, key), version_of(shaper.core)
-        known = self._keys.get(group)
+        known, is_older = self._keys.get(group), parked != version
         if known is not None and (known.is_told or not is_older):
             return
         if known is None:
@@ -147,10 +149,6 @@ class Changes:
         if is_older and version:
             self._hasten(park, group, version)
         self._keys[group] = _Noted(shaper, version, is_older)
-
-    def note_back(self, shaper: Shaper, key: str, park: Park, version: str | None) -> None:
-        """Note the key of a message that is back; if it was parked under older limits, others may be, too."""
-        self.note(shaper, key, park, is_older=version != version_of(shaper.core))
 
     def look(self, park: Park) -> None:
         """Bring back the messages of keys whose limits were changed."""
@@ -531,7 +529,7 @@ class Delivery:
             shaper = self.shaped.policy.shaper
             if reservation.grant.held or self.brings_slot:
                 holds.note(shaper, reservation, park)
-            changes.note(shaper, reservation.key, park)
+            changes.note(shaper, reservation.key, park, version_of(shaper.core))
             name = f"{group_of(shaper, reservation.key)}\n{name}"
             slot_header = SlotHeader.travelling(self.message.headers, reservation)
             self._carry(slot_header._replace(reservation=None) if self.has_given_up else slot_header)
@@ -794,7 +792,7 @@ class MessageBuffer:
         if delivery.brings_slot and delivery.reservation is not None:
             shaper = delivery.shaped.policy.shaper
             try:
-                self._changes.note_back(shaper, delivery.reservation.key, self._park, delivery.version)
+                self._changes.note(shaper, delivery.reservation.key, self._park, delivery.version)
             except self._gone as error:
                 log.info("other parked tasks cannot be brought back: %s", error)
 

@@ -31,10 +31,10 @@ def test_the_first_message_parked_under_older_limits_brings_the_others_back(shap
     """A message that this worker parked knows the new limits; messages of other workers may not."""
     changes, park = Changes(), Park()
     for _ in before:
-        changes.note(shaper, "some", park)
+        changes.note(shaper, "some", park, version_of(shaper.core))
     assert park.hastened == []
     for _ in range(3):
-        changes.note_back(shaper, "some", park, parked)
+        changes.note(shaper, "some", park, parked)
     [(group, version)] = park.hastened
     assert group == group_of(shaper, "some")
     assert version == version_of(shaper.core)
@@ -43,9 +43,9 @@ def test_the_first_message_parked_under_older_limits_brings_the_others_back(shap
 def test_a_message_parked_under_these_limits_brings_no_others_back(shaper):
     changes, park = Changes(), Park()
     for _ in range(3):
-        changes.note_back(shaper, "some", park, version_of(shaper.core))
+        changes.note(shaper, "some", park, version_of(shaper.core))
     assert park.hastened == []
-    changes.note_back(shaper, "some", park, "")
+    changes.note(shaper, "some", park, "")
     assert len(park.hastened) == 1
 
 
@@ -53,15 +53,15 @@ def test_where_the_broker_does_not_answer_the_next_message_brings_the_others_bac
     changes, park = Changes(), Park()
     park.hasten = lambda group, version: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        changes.note_back(shaper, "some", park, "")
+        changes.note(shaper, "some", park, "")
     del park.hasten
-    changes.note_back(shaper, "some", park, "")
+    changes.note(shaper, "some", park, "")
     assert len(park.hastened) == 1
 
 
 def test_nothing_is_brought_back_where_no_limits_were_ever_changed(clock):
     shaper = Eager(clock).shaped(lambda: None, {"rate": "10/s"}).shaped.policy.shaper
     changes, park = Changes(), Park()
-    changes.note(shaper, "default", park)
-    changes.note_back(shaper, "default", park, None)
+    changes.note(shaper, "default", park, "")
+    changes.note(shaper, "default", park, None)
     assert park.hastened == []
