@@ -300,9 +300,7 @@ return dropped
 _SET_ASIDE = """
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
-if KEYS[4] then
-  redis.call('HDEL', KEYS[4], ARGV[1])
-end
+redis.call('HDEL', KEYS[4], ARGV[1])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
 """
 
@@ -368,10 +366,8 @@ class Parking:
         self._ends = f"{prefix}:parked:ends"
         self._changed = f"{prefix}:parked:changed"
         self._unreadable = f"{prefix}:parked:unreadable"
-        self._token = ""
-        """The token of the last claim."""
-        self._has_heard = True
-        """Whether the answer to the last claim came."""
+        self._unheard: str | None = None
+        """The token of the last claim, until its answer has come."""
         self.next_s: float | None = None
         """How long until more messages are due, as of the last call; None if longer than any pause."""
 
@@ -429,13 +425,13 @@ class Parking:
 
         A message that is not dropped within `lease_s` may be claimed again.
         """
-        had_heard, self._has_heard = self._has_heard, False
-        token = self._token = uuid.uuid4().hex if had_heard else self._token
+        had_heard = self._unheard is None
+        token = self._unheard = self._unheard or uuid.uuid4().hex
         arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S, token, int(had_heard)]
         arguments += [ending, MOST_SEEN]
         keys = [*self._keys, self._claims, self._unreadable]
         answer = self._evaluate(_CLAIM, keys, arguments)
-        self._has_heard = True
+        self._unheard = None
         claimed = self._messages(answer)
         return [
             Claim(_text(name), json.loads(record), not is_first, token, float(ahead_s))
@@ -447,16 +443,13 @@ class Parking:
         arguments = [value for claim in claims for value in (claim.name, claim.token)]
         return int(self._evaluate(_DROP, [*self._keys, self._claims], arguments))
 
-    def set_aside(self, claim: Claim) -> None:
-        """Set aside a claimed message that cannot be published, and log it."""
-        keys = [*self._keys, self._unreadable, self._claims]
-        self._evaluate(_SET_ASIDE, keys, [claim.name, json.dumps(claim.record)])
-        self._say_unreadable(claim.name)
-
-    def set_aside_taken(self, books: tuple[str, str], message: Taken) -> None:
-        """Set aside a taken message that cannot be delivered, and log it."""
-        self._evaluate(_SET_ASIDE, [*books, self._unreadable], [message.tag, message.text])
-        self._say_unreadable(message.tag)
+    def set_aside(self, name: str, text: str, books: tuple[str, str] | None = None) -> None:
+        """Set aside a claimed message that cannot be published, or one in the broker's `books` that cannot be
+        delivered, and log it.
+        """
+        keys = [*(books or self._keys), self._unreadable, self._claims]
+        self._evaluate(_SET_ASIDE, keys, [name, text])
+        self._say_unreadable(name)
 
     def _messages(self, answer: Sequence[Any]) -> Any:
         """The messages in an answer; logs those that were missing or unreadable."""
@@ -613,7 +606,7 @@ class _BrokerPark(Park):
             self._channel.message_to_python(raw)
         except Exception:
             # kombu may raise anything here; the message must not block the others.
-            self.set_aside_taken(self._books, message)
+            self.set_aside(message.tag, message.text, self._books)
             return None
         return raw
 
@@ -775,7 +768,7 @@ class _StorePark(Park):
                 raise
             except Exception:
                 # kombu may raise anything here; the message must not block the others.
-                self.set_aside(claim)
+                self.set_aside(claim.name, json.dumps(claim.record))
             else:
                 done.append(claim)
 
