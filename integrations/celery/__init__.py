@@ -216,14 +216,12 @@ class Shaped:
                 with hearing(self.admission):
                     self.hold(min(error.retry_after, max_hold_s))
         else:
-            response = getattr(answer, "response", None)
-            if response is None:  # not `or`: a requests response is false after a 429
-                response = answer
-            if not hasattr(response, "headers"):
+            outcome = CallOutcome(failure=answer)
+            response, refusal = outcome.answer, outcome.refusal
+            if response is None:
                 bound = "is neither a response, nor an error with one, nor a RateLimitedError"
                 fix = "pass one of these; for any other error there is self.retry"
                 raise ConfigError("answer", answer, bound, fix)
-            refusal = CallOutcome(response).refusal
             if refusal is not None:
                 wait_s = countdown = min(refusal.retry_after, max_hold_s)
             else:
