@@ -40,7 +40,7 @@ from shapekit.errors import (
     gave_up,
 )
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
+from shapekit.feedback.dialects import FAMILIES, heard, picked
 from shapekit.llm.prices import DIGITS, Price
 from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, usage_from, usage_of
 from shapekit.policy import Admission, Policy, headers_of, hint_of
@@ -59,9 +59,8 @@ def hold_s(dialect: str, headers: Any, needs: Mapping[str, int], received_at: fl
     A server's reset is the time when all tokens are there again; until then they come back evenly. The server
     may have fewer left than shapekit has counted, because others spend them as well.
     """
-    waits = [0.0]
+    waits, answer = [0.0], heard(0, picked(headers, None), received_at)
     for name in FAMILIES if dialect == "auto" else (dialect,):
-        answer = heard(0, picked(headers, wanted(DIALECTS[name].reads)), received_at)
         for family, hint in FAMILIES[name](answer).items():
             need, left, limit, reset_s = needs.get(family, 0), hint.remaining, hint.limit, hint.reset_s
             if left is None or left >= need or not reset_s:
