@@ -135,18 +135,19 @@ class _Asking:
 class _Slots(_Asking):
     """Takes slots of a policy for the attempts of a plain Retrying."""
 
-    def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
+    def _check_place(self, retrying: tenacity.BaseRetrying) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
             fix = "leave it out"
             raise ConfigError("wait", self, "takes a second slot: each attempt has one already", fix)
-        if isinstance(retrying, AsyncRetrying) is not isinstance(self, await_slot):
+        twin = await_slot if isinstance(retrying, AsyncRetrying) else wait_slot
+        if not isinstance(self, twin):
             kind = type(retrying).__name__
-            raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
+            raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin.__name__}(policy)")
 
-    async def _take(self, driver: Driver, state: RetryCallState, *, twin: str) -> float:
+    async def _take(self, driver: Driver, state: RetryCallState) -> float:
         retrying, shaper = state.retry_object, self._policy.shaper
         began_us = shaper.core.clock.now_us()
-        self._check_place(retrying, twin=twin)
+        self._check_place(retrying)
         if not self._policy.enforce:
             if not await _awaited(retrying.stop(state)):
                 admission = self._policy.admit(self._key, cost=self._cost)
@@ -195,14 +196,14 @@ class wait_slot(_Slots, wait_base):  # noqa: N801
     """
 
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
-        return run(self._take, retry_state, twin="await_slot")
+        return run(self._take, retry_state)
 
 
 class await_slot(_Slots):  # noqa: N801
     """`wait_slot` for AsyncRetrying, on asyncio and trio."""
 
     async def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
-        return await self._take(TASKS, retry_state, twin="wait_slot")
+        return await self._take(TASKS, retry_state)
 
 
 # the budget of retries
