@@ -70,11 +70,10 @@ class TimeoutTooShortError(QueueFullError, TimeoutError):
     It is also a TimeoutError, because waiting would have ended in one.
     """
 
-    def __str__(self) -> str:
-        if self.decision.binding is not None:
-            return super().__str__()
+    @property
+    def _bound(self) -> tuple[str, str]:
         left = errors.seconds_words(self.max_wait)
-        return self._exceeds(f"the {left} that the total timeout leaves", "raise ClientTimeout(total=…)")
+        return f"the {left} that the total timeout leaves", "raise ClientTimeout(total=…)"
 
 
 class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):

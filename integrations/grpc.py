@@ -159,12 +159,9 @@ class QueueFullError(errors.QueueFullError, _UnsentError):
 class TimeoutTooShortError(QueueFullError):
     """The timeout of the call is too short for the wait: raised at once, before anything is consumed."""
 
-    def __str__(self) -> str:
-        if self.decision.binding is not None:
-            return super().__str__()
-        return self._exceeds(
-            f"the call's timeout of {errors.seconds_words(self.max_wait)}", "raise timeout=…"
-        )
+    @property
+    def _bound(self) -> tuple[str, str]:
+        return f"the call's timeout of {errors.seconds_words(self.max_wait)}", "raise timeout=…"
 
 
 class _InCallbackError(QueueFullError):

@@ -264,14 +264,16 @@ class QueueFullError(RateLimitedError):
                 f"{whose(self.key, self.policy)}: {calls} in flight, and none has ended{within}; "
                 f"raise concurrency or max_wait, or retry after {self._retry_words}"
             )
-        return self._exceeds(f"max_wait={seconds_words(self.max_wait)}", "raise max_wait")
-
-    def _exceeds(self, bound: str, fix: str) -> str:
-        """The message about a wait that is longer than a bound."""
         is_held, or_else = (" is held", "") if self.held else ("", " lower the traffic,")
+        bound, fix = self._bound
         wait = f"a wait of {seconds_words(self.delay)} exceeds {bound}"
         fix = f"{fix},{or_else} or retry after {self._retry_words}"
         return f"{whose(self.key, self.policy)}{is_held}: {wait}; {fix}"
+
+    @property
+    def _bound(self) -> tuple[str, str]:
+        """What the wait exceeds, and how to allow for more."""
+        return f"max_wait={seconds_words(self.max_wait)}", "raise max_wait"
 
 
 class QuotaExhaustedError(RateLimitedError):
