@@ -206,8 +206,8 @@ class Feedback:
             return None
         hint, first_hold_s = self._parsed(answer)
         stated_s = self._within(_wait_s(answer, hint))
-        if answer.age_s and stated_s == 0 and hint == SAYS_NOTHING:
-            return None
+        if answer.age_s and stated_s == 0:
+            return None if hint == SAYS_NOTHING else hint._replace(hold_s=0.0)
         if self._is_exhausted(answer, hint):
             probe = FIRST_PROBE_S, LONGEST_PROBE_S
             hold_s = self._incidents.unhinted((key, ACCOUNT), *probe, sent_at, received_at)
@@ -218,7 +218,7 @@ class Feedback:
         elif status == REFUSED:
             steps = first_hold_s, self.max_hold_s
             hold_s = self._incidents.unhinted(place, *steps, sent_at, received_at)
-        elif not answer.age_s:
+        else:
             self._succeeded(status, *place, sent_at)
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
             return None

@@ -211,6 +211,14 @@ def test_a_cached_refusal_holds_for_what_is_left_of_its_retry_after(feedback, re
     assert read(feedback, status, {**cached, "Age": "60"}, sent_at=AT + 60) is None
 
 
+@pytest.mark.parametrize("hint", [ServerHint(remaining=3), ServerHint(limit=9, exhausted=True)])
+def test_a_cached_refusal_holds_nothing_that_a_custom_parser_does_not_name(hint):
+    feedback = Feedback(lambda answer: hint)
+    assert read(feedback, 429, {"Age": "5"}) == hint
+    assert not feedback._incidents.known
+    assert read(feedback, 429).hold_s >= 1
+
+
 def test_a_cached_refusal_for_an_exhausted_account_holds_nothing(feedback):
     refused = partial(
         feedback.read,
