@@ -86,6 +86,13 @@ def checked_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
+def is_limited(options: Mapping[str, Any]) -> bool:
+    """Whether the options have a limit other than a rate."""
+    given = [options.get(limit) for limit in OTHER_LIMITS]
+    # Not by equality, for which numpy values return an array.
+    return not all(value is None or (isinstance(value, list | tuple) and not value) for value in given)
+
+
 def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
     """The given quota, parsed if it is text, as a tuple of one; empty without a quota."""
     if boolean("spread", spread) and not isinstance(quota, str):
@@ -160,8 +167,8 @@ STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
 }
 FIELDS = ("rate", *(name for name in PolicyOptions.__annotations__ if name not in ("store", "clock")))
 """The fields that a table may have: all options but store and clock, which the program chooses."""
-_LIMITS = ("rate", "quota", "gates", "concurrency", "adaptive")
-"""The fields of which a table needs at least one."""
+OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
+"""The options that make a rate unnecessary."""
 DOTTED = 'put a name with dots in quotes, such as ["a.b"]'
 """The fix for a table in a table that is not known there: TOML reads [llm.spend] as `spend` in `llm`."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -225,9 +232,7 @@ def fields_of(table: object) -> dict[str, Any]:
             fix = 'write gates = [{strategy = "gcra", rate = "10/s"}]'
             raise ConfigError("gates", gates, "is not a list", fix)
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
-    given = [fields.get(limit) for limit in _LIMITS]
-    # Not by equality, for which numpy values return an array.
-    if all(value is None or (isinstance(value, tuple) and not value) for value in given):
+    if fields.get("rate") is None and not is_limited(fields):
         raise ConfigError("rate", None, "is missing", 'write rate = "10/s"')
     return fields
 

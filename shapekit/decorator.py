@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from shapekit._runtime.drivers import TASKS, may_be_cancelled, run, stop_if_cancelled
-from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options
+from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options, is_limited
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Admission, Policy, checked_policy
@@ -170,7 +170,7 @@ def shaped(
     given = checked_options("shaped", options)
     key, cost = given.pop("key", None), given.pop("cost", None)
     if policy is None:
-        if rate is None and not given.get("gates") and all(given.get(limit) is None for limit in _LIMITS):
+        if rate is None and not is_limited(given):
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
     else:
         checked_policy(policy)
@@ -205,10 +205,6 @@ def shaped(
         return _wrapped(function, Calls(own, function, own_key, own_cost))
 
     return decorate
-
-
-_LIMITS = ("quota", "adaptive", "concurrency")
-"""Options that, like gates, make a rate unnecessary."""
 
 
 def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:

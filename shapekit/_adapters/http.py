@@ -36,7 +36,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar
 
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.process import SWITCH, ErrorsLogged, from_signal
-from shapekit.config import CostSpec, PolicyOptions, checked_cost
+from shapekit.config import OTHER_LIMITS, CostSpec, PolicyOptions, checked_cost, is_limited
 from shapekit.decision import Decision
 from shapekit.errors import (
     UNSHOWN,
@@ -128,7 +128,6 @@ class Shaping(PolicyOptions, total=False):
 _OWN = ("policy", "key", "routes", "on_reject")
 """Keywords that a policy does not take, or not in the same form."""
 _BESIDE_POLICY = (*_OWN, "cost")
-_OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
 
 
 class ShapingInfo(NamedTuple):
@@ -305,7 +304,7 @@ class RequestShaper:
                 if field not in _BESIDE_POLICY and value is not None:
                     raise ConfigError(field, value, "conflicts with policy=", "set it in the policy")
             return self._plan(policy)
-        if rate is None and not any(self._spec.get(field) for field in _OTHER_LIMITS):
+        if rate is None and not is_limited(self._spec):
             return None
         if rate is not None:
             checked_rates(rate, self._wrapper)
@@ -319,7 +318,7 @@ class RequestShaper:
             parse_rates(spec)
         except ConfigError as error:
             raise error.within(f"routes[{url!r}]") from None
-        for field in ("policy", *_OTHER_LIMITS):
+        for field in ("policy", *OTHER_LIMITS):
             # Whether that limit also applies to the route, alone or together with the rate, is unclear.
             if self._spec.get(field):
                 fix = "give the route a Policy"
