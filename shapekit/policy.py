@@ -185,16 +185,8 @@ class Policy:
             raise ConfigError("key", own_key, bound, "leave that out")
         return Pending(self, own_key, cost, waits)
 
-    def aadmit(
-        self,
-        key: str | None = None,
-        *,
-        cost: int | None = None,
-        max_wait: Duration | None = AS_CONFIGURED,
-        timeout: Duration | None = None,
-    ) -> Admission:
-        """`admit`, for `async with`."""
-        return self.admit(key, cost=cost, max_wait=max_wait, timeout=timeout)
+    aadmit = admit
+    """`admit`, for `async with`."""
 
     @cached_property
     def feedback(self) -> Feedback | None:

@@ -237,17 +237,8 @@ class LLMBudget:
         call_key, reserved, price, learn_from = self._estimated(request, key, model)
         return LLMCall(self._books, call_key, reserved, waits, given, price, learn_from)
 
-    def aadmit(
-        self,
-        request: ModelRequest | None = None,
-        *,
-        key: str | None = None,
-        model: str | None = None,
-        max_wait: Duration | None = AS_CONFIGURED,
-        timeout: Duration | None = None,
-    ) -> LLMCall:
-        """`admit`, for `async with`."""
-        return self.admit(request, key=key, model=model, max_wait=max_wait, timeout=timeout)
+    aadmit = admit
+    """`admit`, for `async with`."""
 
     def wrap(self, function: F) -> F:
         """Wrap a function: its calls wait for their limits, and are settled by the usage in their answers.
