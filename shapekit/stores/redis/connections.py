@@ -31,8 +31,6 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 from redis.asyncio import SSLConnection
-from redis.asyncio.cluster import PipelineCommand
-from redis.client import NEVER_DECODE
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -99,7 +97,7 @@ class Map:
         reply, asking = None, False
         for _ in range(REDIRECTIONS_AT_MOST):
             try:
-                reply = await driver.ask(Twin(self._call_node, _acall_node), node, command, asking=asking)
+                reply = await driver.ask(_EXCHANGE, self._lender(node), packed(command), asking=asking)
             except _FAILURES as error:
                 reply = error
             if not isinstance(reply, Exception):
@@ -150,9 +148,10 @@ class Map:
             return False
         return True
 
-    def _call_node(self, node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
-        pool = self._client.get_redis_connection(node).connection_pool
-        return exchange(pool, packed(command), asking=asking)
+    def _lender(self, node: Any) -> Any:
+        """What lends connections to a server: for asynchronous callers the client's node itself."""
+        is_awaited = hasattr(node, "acquire_connection")
+        return node if is_awaited else self._client.get_redis_connection(node).connection_pool
 
     def _known(self, key: bytes) -> Any:
         try:
@@ -422,12 +421,18 @@ class AsyncOwnConnections:
             await connection.disconnect(nowait=nowait)
 
 
-async def aexchange(pool: Any, command: bytes) -> Any:
-    """The reply to a command, on a connection that the client's own pool lends."""
+async def aexchange(lender: Any, command: bytes, *, asking: bool = False) -> Any:
+    """The reply to a command, on a connection that the client's own pool or a server of a cluster lends. The
+    latter does not test it.
+    """
     loop = asyncio.get_running_loop()
-    connection = await pool.get_connection()
+    is_pool = hasattr(lender, "get_connection")
+    connection = await lender.get_connection() if is_pool else lender.acquire_connection()
     try:
         await _renew(connection)
+        if asking:
+            await connection.send_packed_command(packed(("ASKING",)))
+            await connection.read_response(disable_decoding=True)
         await connection.send_packed_command(command)
         reply = await connection.read_response(disable_decoding=True)
     except ResponseError as error:
@@ -439,10 +444,17 @@ async def aexchange(pool: Any, command: bytes) -> Any:
         try:
             await connection.disconnect(nowait=True)
         finally:
-            await pool.release(connection)
+            await _released(lender, connection)
         raise
-    await pool.release(connection)
+    await _released(lender, connection)
     return reply
+
+
+async def _released(lender: Any, connection: Any) -> None:
+    # Servers of a cluster have no public method for this before redis-py 6.4.
+    release = getattr(lender, "release", None) or lender._free.append  # noqa: SLF001
+    if (releasing := release(connection)) is not None:
+        await releasing
 
 
 def _check_loop(loop: object) -> None:
@@ -548,15 +560,6 @@ class Link:
             await driver.ask(Twin(pool.disconnect, pool.disconnect), **chosen)
             reply = await driver.ask(_EXCHANGE, pool, packed(command))
         return reply
-
-
-async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
-    if not asking:
-        return await node.execute_command(*command, **{NEVER_DECODE: True})
-    # The server is only importing the key's slot; ASKING has to come on the same connection.
-    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command, **{NEVER_DECODE: True})]
-    await node.execute_pipeline(both)
-    return both[1].result
 
 
 _EXCHANGE = Twin(exchange, aexchange)

@@ -123,6 +123,19 @@ async def test_asynchronous_callers_of_all_shards(servers, name, keys, anyio_bac
         assert await slots[-1].acancel()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_idle_connections_of_an_asynchronous_client_are_examined(servers, name, keys, anyio_backend):
+    """A server with a `timeout` ends them, and redis-py's asynchronous client would use them again."""
+    async with store_on(servers, anyio_backend) as store:
+        gate = Gate(GCRA("1/h", 3), name=name, store=store)
+        assert all(await gate.acheck_many(keys))
+        for server in servers.servers:
+            # On a thread: the loop must go on to notice what happens to its connections.
+            await anyio.to_thread.run_sync(servers.command, server, "CLIENT KILL TYPE normal")
+        assert [(await gate.acheck(key)).current for key in keys] == [2] * SHARDS
+
+
 def test_threads_of_all_shards_are_admitted_exactly_the_limit(store, name, keys):
     gate = Gate(GCRA("1/h", 25), name=name, store=store)
     admitted = Counter()
