@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Self
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 PATIENCE_S = 20.0
 PORTS = (10_240, 22_000)
@@ -97,13 +99,14 @@ class RedisServer:
         """Wait until it answers."""
         assert self._process is not None
         deadline = time.monotonic() + PATIENCE_S
-        with self.client() as client:
+        # Its retries would wait longer than the server takes.
+        with self.client(retry=Retry(NoBackoff(), 0)) as client:
             while True:
                 try:
                     client.ping()
                 except redis.AuthenticationError:  # it answers, and wants a password
                     return self
-                except redis.ConnectionError:
+                except (redis.ConnectionError, redis.TimeoutError):
                     if time.monotonic() > deadline or self._process.poll() is not None:
                         raise
                     time.sleep(0.01)
