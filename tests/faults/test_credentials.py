@@ -4,6 +4,14 @@ import logging
 import traceback
 
 import pytest
+from redis import ConnectionPool
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio import RedisCluster as AsyncRedisCluster
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from shapekit import ConfigError, RedisStore, ResilientStore, StoreUnavailableError
 
@@ -92,6 +100,74 @@ async def test_a_wrong_password_is_not_shown_to_asynchronous_callers(guarded, ga
         await gate_on(store).acheck()
     assert SECRET not in everything_in(caught.value) + caplog.text
     await store.aclose()
+
+
+@pytest.fixture
+def wrong():
+    """Options of a client that learns at once that its password is wrong."""
+    return {"password": f"not-{SECRET}", "socket_timeout": TIMEOUT_S}
+
+
+def test_the_passwords_of_sentinels_are_not_shown(guarded, wrong, gate_on, caplog):
+    caplog.set_level(logging.DEBUG)
+    options = wrong | {"retry": Retry(NoBackoff(), 0)}
+    sentinel = Sentinel([("127.0.0.1", guarded.port)] * 2, sentinel_kwargs=options)
+    store = RedisStore(sentinel.master_for("main", **options))
+    with pytest.raises(StoreUnavailableError) as caught:
+        gate_on(store).check()
+    says_what_to_check(caught.value)
+    resilient = ResilientStore(store, on_outage="closed", timeout=TIMEOUT_S)
+    assert not gate_on(resilient).check().allowed
+    resilient.close()
+    assert "No master found for 'main'" in caplog.text
+    assert SECRET not in caplog.text
+    assert "ConnectionPool" not in caplog.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_passwords_of_sentinels_are_not_shown_to_asynchronous_callers(guarded, wrong, gate_on):
+    options = wrong | {"retry": AsyncRetry(NoBackoff(), 0)}
+    sentinel = AsyncSentinel([("127.0.0.1", guarded.port)] * 2, sentinel_kwargs=options)
+    with pytest.raises(StoreUnavailableError) as caught:
+        await gate_on(RedisStore(aclient=sentinel.master_for("main", **options))).acheck()
+    says_what_to_check(caught.value)
+
+
+def says_what_to_check(error):
+    """The reason of a Sentinel, and a fix, but not its client, which shows the password before redis-py 8."""
+    assert "No master found for 'main': " in str(error)
+    assert "auth" in str(error).lower()
+    assert "; if this goes on, check the name of the master, and the addresses, passwords and" in str(error)
+    assert SECRET not in everything_in(error)
+    assert "ConnectionPool" not in everything_in(error)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_wrong_password_of_a_cluster_is_named(guarded, wrong, gate_on):
+    """Its client raises an error of its own, for which the server's is the reason."""
+    client = AsyncRedisCluster(host="127.0.0.1", port=guarded.port, **wrong)
+    with pytest.raises(StoreUnavailableError, match="; check the user and the password") as caught:
+        await gate_on(RedisStore(aclient=client)).acheck()
+    assert SECRET not in everything_in(caught.value)
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("make", "fix"),
+    [
+        (lambda **options: Sentinel([], sentinel_kwargs=options), "pass what its master_for(…) returns"),
+        (lambda **options: AsyncSentinel([], sentinel_kwargs=options), "pass what its master_for(…) returns"),
+        (ConnectionPool, "pass a Redis or a RedisCluster of redis-py"),
+        (AsyncRedis, "pass it as aclient="),
+    ],
+)
+def test_what_is_no_client_is_not_shown(make, fix, refused):
+    error = refused(lambda: RedisStore(make(password=SECRET)), "client")
+    assert error.fix == fix
+    assert SECRET not in everything_in(error)
+    assert "password" not in str(error)
 
 
 def test_the_right_password_is_not_shown_either(guarded, gate_on, caplog, until):

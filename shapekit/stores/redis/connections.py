@@ -31,6 +31,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 from redis.asyncio import SSLConnection
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -49,13 +50,14 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, PatientTimeout, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
 REDIRECTIONS_AT_MOST = 5
 REFRESH_PAUSE_S = 1.0
@@ -65,9 +67,15 @@ _APART = (AskError, ClusterCrossSlotError)
 """The errors that a plain client gets from a cluster: a key is elsewhere, or the keys of a call are apart."""
 _OF_REPLICA = (ReadOnlyError, MasterDownError)
 """The errors of a replica, which has not run the command: it may write nothing, or has lost its primary."""
+_MASTERLESS = (MasterNotFoundError, AsyncMasterNotFoundError)
+"""The errors of a Sentinel's client: no Sentinel has named a master."""
 _FIXES = {
     _APART: "; this is one server of a Redis Cluster: pass a RedisCluster",
     _OF_REPLICA: "; lead the URL or the client to the primary",
+    _MASTERLESS: (
+        "; if this goes on, check the name of the master, and the addresses, passwords and ssl_ options of"
+        " the Sentinels"
+    ),
     (AuthenticationError,): "; check the user and the password that are given with its URL or client",
     (NoPermissionError,): "; give the user this right",
     (OutOfMemoryError,): "; raise maxmemory, or remove other keys from the server",
@@ -76,7 +84,7 @@ _FIXES = {
         "; see whether the socket, or the files that ssl_ options name, are there and may be read"
     ),
 }
-"""How to fix an error of a client, or the error that it was raised for."""
+"""How to fix an error of a client, or one that it was raised for."""
 
 
 class Map:
@@ -577,10 +585,21 @@ def unavailable(error: Exception) -> StoreUnavailableError:
 
     The texts of such errors contain no credentials.
     """
+    if isinstance(error, _MASTERLESS):
+        # It shows the client of each Sentinel, before redis-py 8 with its password, and what that raised.
+        text, _, clients = str(error).partition(" : <")
+        _, is_there, reason = clients.rpartition(")> - ")
+        error.args = (f"{text}: {reason}" if is_there else text,)
     is_reply = isinstance(error, ResponseError | AuthenticationError)
     text = f"refused: {error}" if is_reply else f"does not answer: {type(error).__name__}: {error}"
     # The text of the error itself does not say how to fix it.
     # For trouble with a socket, clients raise an error of their own.
-    found = (error, error.__context__)
+    found = list(_with_causes(error))
     fix = next((fix for kinds, fix in _FIXES.items() if any(isinstance(one, kinds) for one in found)), "")
     return StoreUnavailableError(f"Redis {text.removesuffix('.') if fix else text}{fix}")
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

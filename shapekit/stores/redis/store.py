@@ -405,13 +405,18 @@ class RedisStore(Store):
 
 
 def _check_client(option: str, client: Any, others: tuple[type, ...], kind: str, other: str) -> None:
+    # The repr of a client, or of its pool, may show its password.
     if client is not None and (isinstance(client, type) or not hasattr(client, "execute_command")):
-        raise ConfigError(option, client, "is not a client", "pass a Redis or a RedisCluster of redis-py")
+        fix = "pass a Redis or a RedisCluster of redis-py"
+        raise ConfigError(
+            option, client if isinstance(client, type) else type(client), "is not a client", fix
+        )
+    if hasattr(client, "master_for"):
+        raise ConfigError(option, type(client), "is a Sentinel", "pass what its master_for(…) returns")
     if type(client).__module__.startswith("valkey."):
         fix = "pass a Redis or a RedisCluster of redis-py, which Valkey answers, too"
         raise ConfigError(option, type(client), "is a client of valkey-py", fix)
     if isinstance(client, others):
-        # The repr of a client may show its password.
         raise ConfigError(option, type(client), kind, f"pass it as {other}=")
 
 
