@@ -14,7 +14,6 @@ far they are, so that other processes cannot overtake it for ever.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -176,10 +175,11 @@ class Line:
         self._soon_us = soon_us
         self._fence_us = fence_us
         self._lock = process.lock()
-        self._begin()
+        self.begin()
+        _LINES.add(self)
 
-    def _begin(self) -> None:
-        self._pid = os.getpid()
+    def begin(self) -> None:
+        """Start empty: at first, and in a forked child, since the calls that waited are its parent's."""
         self._places: dict[str, deque[_Asking]] = {}
         self._freed = 0
 
@@ -213,8 +213,6 @@ class Line:
                         places[0].alarm.set()
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
-        if self._pid != os.getpid():
-            self._begin()  # in a forked child: the waiting calls are the parent's
         freed = self._freed
         if asking.key not in self._places or asking.pending.left_us() == 0:
             if await asking.ask(self._soon_us) and await asking.leave(self._soon_us, 0):
@@ -283,6 +281,9 @@ class Line:
                 self._places.pop(asking.key, None)
             elif was_first:
                 places[0].alarm.set()
+
+
+_LINES = process.begin_anew(Line.begin)
 
 
 class _Asking:

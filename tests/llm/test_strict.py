@@ -1,8 +1,10 @@
 """The limit holds in every window, whenever calls come; and what that costs: throughput, order, waits."""
 
+import os
 import pickle
 import random
 import threading
+from collections import deque
 
 import anyio
 import pytest
@@ -172,6 +174,16 @@ def test_threads_wait_in_line_too(clock):
     for thread in threads:
         thread.join()
     assert len(left) == 5
+
+
+def test_no_call_of_a_forked_child_is_behind_those_of_its_parent(clock):
+    line = LLMBudget(tokens="60k/min", clock=clock)._books.line
+    line._places["default"] = deque([None])
+    child = os.fork()
+    if not child:
+        os._exit(len(line._places))
+    assert os.waitpid(child, 0)[1] == 0
+    assert line._places
 
 
 @pytest.mark.anyio
