@@ -13,14 +13,14 @@ away waits in its worker. Any other waits in the Redis of the broker, with its s
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, Unpack
+from functools import partial
+from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
 from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, in_context, slot_header_of
@@ -170,7 +170,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             if isinstance(error, RateLimitedError):
                 # A refusal is not retried as other errors are.
                 message.labels["retry_on_error"] = False
-            target = _raising(function, error)
+            target = in_context(function, partial(_refuse, error))
         else:
             if isinstance(admitted, PutBack):
                 slot_header = admitted.slot_header
@@ -267,14 +267,8 @@ def _needed(signature: inspect.Signature) -> Iterator[str]:
             yield name
 
 
-def _raising(target: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """A function that raises the error in place of the task's function."""
-
-    @functools.wraps(target)
-    async def refuse(*args: Any, **kwargs: Any) -> None:
-        raise error
-
-    return refuse
+def _refuse(error: Exception, *_: Any) -> NoReturn:
+    raise error
 
 
 def _no_result(message: Any) -> Any:
