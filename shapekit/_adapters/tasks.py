@@ -76,7 +76,9 @@ def checked_shape(shape: object) -> Mapping[str, Any]:
     if policy is not None:
         checked_policy(policy, "shape['policy']")
     if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
-        raise in_flight()
+        bound = "counts calls while they are made, and a shaped task waits elsewhere than it runs"
+        fix = "give concurrency= to the client that the task makes its calls with"
+        raise ConfigError("shape['concurrency']", "(given)", bound, fix)
     return shape
 
 
@@ -114,13 +116,6 @@ def check_shared(policy: Policy) -> None:
     if not store.shared:
         fix = f'give policy {policy.name!r} a shared one, such as "redis://localhost"'
         raise ConfigError("store", store, "is in the memory of each process", fix)
-
-
-def in_flight() -> ConfigError:
-    """The error for a shape that bounds the calls in flight."""
-    bound = "counts calls while they are made, and a shaped task waits elsewhere than it runs"
-    fix = "give concurrency= to the client that the task makes its calls with"
-    return ConfigError("shape['concurrency']", "(given)", bound, fix)
 
 
 def grace_of(policy: Policy) -> float:

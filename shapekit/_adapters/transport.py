@@ -179,7 +179,8 @@ class Transport:
         return made
 
     def _settle_on(self, transport: Any, options: dict[str, Any], request_shaper: RequestShaper) -> None:
-        if transport is not None and not _is_transport(transport):
+        methods = ("handle_request", "handle_async_request")
+        if transport is not None and not any(hasattr(transport, method) for method in methods):
             raise ConfigError("transport", transport, "is not a transport", "pass one, or none at all")
         self._request_shaper = request_shaper
         self._inner = _Inner(self.library, transport, options)
@@ -323,7 +324,3 @@ def _target(request: Any) -> Target:
 
 READING = Reading(_host, _target)
 """How to read an `httpx.Request`, or one of httpx2."""
-
-
-def _is_transport(transport: Any) -> bool:
-    return hasattr(transport, "handle_request") or hasattr(transport, "handle_async_request")

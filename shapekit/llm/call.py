@@ -652,7 +652,9 @@ class LLMCall:
         return self
 
     async def _settle(self, driver: Driver, answer: Any) -> bool:
-        usage = self._usage(answer)
+        self._check_entered()
+        is_counted = isinstance(answer, tuple) or type(answer) is int
+        usage = self._books.usage_from("answer", answer) if is_counted else usage_of(answer)
         if usage is None:
             return False
         self._is_settled = True
@@ -704,12 +706,6 @@ class LLMCall:
     def _check_entered(self) -> None:
         if not self._entered:
             raise ConfigError("call", self.key, "was not entered", "write: with budget.admit(…) as call")
-
-    def _usage(self, answer: Any) -> TokenUsage | None:
-        self._check_entered()
-        if isinstance(answer, tuple) or type(answer) is int:
-            return self._books.usage_from("answer", answer)
-        return usage_of(answer)
 
     def _free(self, error: BaseException) -> list[Admission]:
         """The admissions that an error gives back. A request that the server refused stays charged."""
