@@ -130,14 +130,13 @@ class Terminal:
 
     def close(self) -> None:
         try:
+            self._bar.stop()
+        except ImportError:
+            pass  # as in `tell`
+        except Exception as error:
             # If a signal interrupted rich's start, its stop fails too: the loop's own error is raised.
-            try:
-                self._bar.stop()
-            except ImportError:
-                pass  # as in `tell`
-            except Exception as error:
-                if from_signal(error):
-                    raise
+            if from_signal(error):
+                raise
         finally:
             _DRAWN.discard(self)
 
