@@ -12,7 +12,6 @@ from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.algorithms.queue.adaptive import STATED, SUCCEEDED, THROTTLED, Adaptive, AdaptiveQueue
 from shapekit.clock import forgets
 from shapekit.errors import ConfigError
-from shapekit.keys import text_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 
 if TYPE_CHECKING:
@@ -121,11 +120,11 @@ class AdaptiveRate:
 
         `hold` is how long the server wants no calls. Returns how many seconds the key is held from now.
         """
-        return run(self.learn, key, self._refusal(key, age, hold))
+        return run(self.learn, key, self._refusal(age, hold))
 
     async def athrottled(self, *, age: Duration, key: str = "default", hold: Duration = 0) -> float:
         """`throttled`, awaitable."""
-        return await self.learn(TASKS, key, self._refusal(key, age, hold))
+        return await self.learn(TASKS, key, self._refusal(age, hold))
 
     def succeeded(self, *, age: Duration, key: str = "default", waited: bool = True) -> None:
         """Report that a call that left `age` ago succeeded: while calls keep succeeding, the rate rises.
@@ -133,28 +132,28 @@ class AdaptiveRate:
         `waited` says whether the call had to wait for its slot (`reservation.delay > 0`). Only a call that
         waited shows that the server bears the rate.
         """
-        run(self.learn, key, self._success(key, age, waited=waited))
+        run(self.learn, key, self._success(age, waited=waited))
 
     async def asucceeded(self, *, age: Duration, key: str = "default", waited: bool = True) -> None:
         """`succeeded`, awaitable."""
-        await self.learn(TASKS, key, self._success(key, age, waited=waited))
+        await self.learn(TASKS, key, self._success(age, waited=waited))
 
     def stated(self, limit: int, window: Duration, *, age: Duration, key: str = "default") -> None:
         """Report the limit stated in the response to a call that left `age` ago: `limit` calls per `window`.
 
         The rate stays at or below that limit until the response to a later call states another one.
         """
-        run(self.learn, key, self._statement(key, limit, window, age))
+        run(self.learn, key, self._statement(limit, window, age))
 
     async def astated(self, limit: int, window: Duration, *, age: Duration, key: str = "default") -> None:
         """`stated`, awaitable."""
-        await self.learn(TASKS, key, self._statement(key, limit, window, age))
+        await self.learn(TASKS, key, self._statement(limit, window, age))
 
     async def learn(self, driver: Driver, key: str, signal: RateSignal) -> float:
         """Report to the store what a response says, if a report is due. Returns how many seconds the key is
         held.
         """
-        key, held_us = text_of(key), 0
+        key, held_us = self._core.check(key, 1), 0
         with self._core.reporter.watching(key):
             for tell, args in self._operations(key, signal):
                 before, after, held_us = await driver.ask(tell, key, *args)
@@ -183,17 +182,14 @@ class AdaptiveRate:
             operations.append((self._stated, (share, signal.age_us, process.fresh_id())))
         return operations
 
-    def _refusal(self, key: str, age: Duration, hold: Duration) -> RateSignal:
-        self._core.check(key, 1)
+    def _refusal(self, age: Duration, hold: Duration) -> RateSignal:
         hold_us = duration_us("hold", hold, least=0)
         return RateSignal(_age_us(age), is_refusal=True, is_success=False, waited=True, hold_us=hold_us)
 
-    def _success(self, key: str, age: Duration, *, waited: bool) -> RateSignal:
-        self._core.check(key, 1)
+    def _success(self, age: Duration, *, waited: bool) -> RateSignal:
         return RateSignal(_age_us(age), is_refusal=False, is_success=True, waited=bool(waited))
 
-    def _statement(self, key: str, limit: int, window: Duration, age: Duration) -> RateSignal:
-        self._core.check(key, 1)
+    def _statement(self, limit: int, window: Duration, age: Duration) -> RateSignal:
         stated = whole("limit", limit, most=MAX_COUNT), duration_us("window", window)
         return RateSignal(_age_us(age), is_refusal=False, is_success=False, waited=True, stated=stated)
 
