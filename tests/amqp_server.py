@@ -42,6 +42,13 @@ class Consumer:
     line: "Line"
     queue: str
     no_ack: bool
+    most: int
+    unacknowledged: int = 0
+
+    def has_room(self):
+        """Whether one more message may wait for its acknowledgement."""
+        is_free = not self.most or self.unacknowledged < self.most
+        return self.no_ack or (is_free and self.line.has_room())
 
 
 @dataclass
@@ -51,8 +58,9 @@ class Line:
     peer: "Peer"
     number: int
     consumers: dict[str, Consumer] = field(default_factory=dict)
-    unacknowledged: dict[int, tuple[str, Message]] = field(default_factory=dict)
+    unacknowledged: dict[int, tuple[Consumer, Message]] = field(default_factory=dict)
     most: int = 0
+    most_each: int = 0
     tags: count = field(default_factory=lambda: count(1))
     confirms: count | None = None
     publishing: tuple[Basic.Publish, ContentHeader, bytes] | None = None
@@ -98,9 +106,7 @@ class Books:
         """As many as consumers have room for, in turns."""
         waiting = self.queues.get(queue, ())
         while waiting:
-            free = [
-                one for one in self.consumers if one.queue == queue and (one.no_ack or one.line.has_room())
-            ]
+            free = [one for one in self.consumers if one.queue == queue and one.has_room()]
             if not free:
                 return
             self.consumers.remove(free[0])
@@ -111,7 +117,8 @@ class Books:
         """Deliver one."""
         line, tag = consumer.line, next(consumer.line.tags)
         if not consumer.no_ack:
-            line.unacknowledged[tag] = consumer.queue, message
+            line.unacknowledged[tag] = consumer, message
+            consumer.unacknowledged += 1
         delivery = (consumer.tag, tag, message.redelivered, message.exchange, message.routing_key)
         # A peer that is gone: its unacknowledged messages go back when its end is noticed.
         with suppress(OSError):
@@ -121,10 +128,11 @@ class Books:
         """Forget acknowledged messages, or put them back where they were."""
         tags = [known for known in line.unacknowledged if known == tag or (multiple and known <= tag)]
         for known in reversed(tags):
-            queue, message = line.unacknowledged.pop(known)
-            if requeue and queue in self.queues:
+            consumer, message = line.unacknowledged.pop(known)
+            consumer.unacknowledged -= 1
+            if requeue and consumer.queue in self.queues:
                 message.redelivered = True
-                self.queues[queue].appendleft(message)
+                self.queues[consumer.queue].appendleft(message)
         for queue in {consumer.queue for consumer in self.consumers}:
             self.deliver(queue)
 
@@ -178,7 +186,9 @@ class Peer(StreamRequestHandler):
         with self.books.lock:
             self.books.peers.add(self)
         about = {
-            "capabilities": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True}
+            "product": "RabbitMQ",
+            "version": "4.3.0",
+            "capabilities": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True},
         }
         self.wfile.write(frame.marshal(Connection.Start(server_properties=about), 0))
         while True:
@@ -255,12 +265,17 @@ class Peer(StreamRequestHandler):
     def _listened(self, line, received):
         match received:
             case Basic.Qos():
-                line.most = received.prefetch_count
-                for consumer in line.consumers.values():
-                    self.books.deliver(consumer.queue)
+                if received.global_:
+                    line.most = received.prefetch_count
+                    for consumer in line.consumers.values():
+                        self.books.deliver(consumer.queue)
+                else:
+                    line.most_each = received.prefetch_count
                 return Basic.QosOk()
             case Basic.Consume():
-                consumer = Consumer(received.consumer_tag, line, received.queue, received.no_ack)
+                consumer = Consumer(
+                    received.consumer_tag, line, received.queue, received.no_ack, line.most_each
+                )
                 line.consumers[received.consumer_tag] = consumer
                 self.books.consumers.append(consumer)
                 return Basic.ConsumeOk(received.consumer_tag)

@@ -17,6 +17,7 @@ is taken by itself.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -635,8 +636,8 @@ def timer_of(consumer: Any) -> Any:
 class MessageBuffer:
     """Holds the messages whose slots are near, and parks those whose slots are far away.
 
-    A waiting message is not acknowledged, and does not count towards the worker's prefetch limit, so it keeps
-    no other task from coming. On a broker without an event loop, messages wake up in another thread.
+    A waiting message is not acknowledged, and raises the worker's prefetch limit, so that it keeps no other
+    task from coming. On a broker without an event loop, messages wake up in another thread.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -651,6 +652,10 @@ class MessageBuffer:
         self._fanouts: set[str] = set()
         self._lock = threading.Lock()
         self._waiting: dict[Delivery, tuple[Any, bool]] = {}
+        self._crowd = math.inf
+        """As many waiting messages keep all others from coming, where the prefetch limit cannot be raised;
+        infinite once that has been told.
+        """
         self._queued_s: dict[str, float] = {}
         """How long the last message that came back waited in each queue behind others. The next ones come
         back that much earlier; else they would miss their slots again and again.
@@ -688,6 +693,10 @@ class MessageBuffer:
             self._park = park_of(consumer.app, consumer.task_consumer, self._taker, meanwhile)
             self._park.take_up(self._left)
             self._left = []
+            # Other brokers' limits are kombu's own.
+            is_amqp = consumer.connection.transport.driver_type == "amqp"
+            if is_amqp and not getattr(consumer, "qos_global", True):
+                self._crowd = consumer.initial_prefetch_count or math.inf
             self._is_open = True
             self._look_in(0.0)
 
@@ -826,6 +835,14 @@ class MessageBuffer:
         with self._lock:
             entry = self._alarms.call_after(length_s, partial(self._wake, delivery))
             self._waiting[delivery] = entry, lets_other_in
+            is_crowded, crowd = len(self._waiting) >= self._crowd, self._crowd
+            self._crowd = math.inf if is_crowded else crowd
+        if is_crowded:
+            log.warning(
+                "all %d messages that the worker may fetch at a time wait for their slots, and RabbitMQ lets"
+                " no more in meanwhile: raise worker_prefetch_multiplier, or tasks without a limit wait, too",
+                crowd,
+            )
 
     def _wake(self, delivery: Delivery) -> None:
         with self._lock:

@@ -21,6 +21,8 @@ from .running import MODULE, RATES, make_app, parked, settings, shared_slots, st
 
 pytestmark = pytest.mark.long
 
+PREFETCH = {"worker_prefetch_multiplier": 16}
+"""Settings for a RabbitMQ that cannot raise the prefetch: more than the tasks that wait in a worker."""
 PARKED = 5
 """At some time this many tasks are parked, also on a machine that is hardly faster than the tasks."""
 
@@ -59,7 +61,7 @@ def elsewhere(request, broker, tmp_path):
     """Settings that give workers and publishers a broker that is no Redis."""
     conf = {"task_compression": "gzip"}
     if request.param == "amqp":
-        return {"broker": request.getfixturevalue("amqp").url, "store": broker.url, "conf": conf}
+        return {"broker": request.getfixturevalue("amqp").url, "store": broker.url, "conf": conf | PREFETCH}
     conf["broker_transport_options"] = in_files(tmp_path)
     return {"broker": "files://", "store": broker.url, "conf": conf}
 
@@ -306,6 +308,23 @@ def test_all_tasks_run_after_an_amqp_broker_drops_all_connections(fleet, book, b
         eventually(lambda: {row.number for row in starts(book, "dropped")} == set(range(30)))
         assert not shared_slots(starts(book, "dropped"))
         eventually(lambda: not book.keys("*:parked*"))
+
+
+@pytest.mark.parametrize("multiplier", [1, 16])
+def test_a_worker_warns_where_waiting_tasks_keep_all_others_from_coming(
+    fleet, book, broker, amqp, multiplier
+):
+    """RabbitMQ 4 does not raise the prefetch of a consumer. All tasks run nevertheless, at their rate."""
+    what = {"broker": amqp.url, "store": broker.url, "conf": {"worker_prefetch_multiplier": multiplier}}
+    app = make_app(broker.url, **what)
+    worker = fleet.start(MODULE, pool="threads", concurrency=2, env=settings(**what))
+    for number in range(30):
+        app.tasks["brisk"].delay("crowded", number)
+    rows = all_have_run(book, "crowded", 30)
+    assert sorted(row.number for row in rows) == list(range(30))
+    check_pace([row.due for row in rows], RATES["brisk"], tolerance="1us")
+    warning = "all 2 messages that the worker may fetch at a time wait for their slots"
+    assert worker.log.count(warning) == (multiplier == 1)
 
 
 def test_a_broadcast_message_is_not_parked(fleet, book, broker, anywhere):
