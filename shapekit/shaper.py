@@ -647,7 +647,7 @@ class Core:
             return await self.prefetch.give_back(driver, reservation.key, _signed(reservation))
         if await self._cancelled(driver, reservation):
             return True
-        return await self._settled(driver, reservation, 0) > 0
+        return bool(await self._settled(driver, reservation, 0))
 
     async def _cancelled(self, driver: Driver, reservation: Reservation) -> bool:
         is_returned = bool(await driver.ask(self._cancel, reservation.key, reservation.grant))

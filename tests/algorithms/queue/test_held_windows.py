@@ -22,6 +22,7 @@ from shapekit import (
     SlidingWindowLog,
     all_of,
 )
+from shapekit.algorithms.base import Shift
 from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.queue.queue import SOON_US
 from shapekit.algorithms.queue.slots import MOST_PAUSES, Grant
@@ -599,6 +600,27 @@ def test_a_period_beside_a_fixed_window_counts_calls_that_a_hold_moves():
     shaper.hold(40)
     slots += [shaper.reserve(max_wait=1_000) for _ in range(15)]
     assert leaves(clock, shaper, *slots) == {1: 10, 2: 10, 3: 1}
+
+
+DAY, HOUR = 86_400 * S, 3_600 * S
+BEGINS = 20_000 * DAY
+HELD = Shift(BEGINS + HOUR, BEGINS + 2 * HOUR, BEGINS + DAY + HOUR, S, lambda at: 10, ())
+
+
+@pytest.mark.parametrize("hours", [-5, 0, 5])
+def test_the_parts_of_a_composite_of_quotas_move_calls_as_each_would_alone(hours):
+    """The date of the store may be another than that of its clock."""
+    both = all_of(Quota("5/day"), Quota("20/week"))
+    used = (BEGINS, 1, BEGINS, BEGINS + DAY, 2, BEGINS + DAY)
+    moved = both.shifted((used, used), HELD, hours * HOUR)
+    assert moved == tuple(part.shifted(used, HELD, hours * HOUR) for part in both.parts)
+
+
+@pytest.mark.parametrize("sooner", [0, HOUR])
+def test_a_hold_puts_off_no_period_that_opened_sooner_by_an_earlier_date(sooner):
+    quota, opens = Quota("5/day"), BEGINS + DAY - sooner
+    moved = quota.shifted((BEGINS, 1, BEGINS, BEGINS + DAY, 2, opens), HELD, 0)
+    assert moved == (BEGINS, 1, BEGINS, BEGINS + DAY, 3, opens)
 
 
 @pytest.mark.parametrize("seed", range(30))

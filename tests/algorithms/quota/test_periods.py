@@ -113,6 +113,18 @@ def test_periods_of_a_zone_hold_their_instants_and_abut(case, per, week_start, a
     assert end - start <= longest * DAY_US + 2 * HOUR_US
 
 
+@given(NEAR_CHANGES, st.sampled_from(["day", "week", "month"]))
+def test_the_twin_of_a_zone_lists_the_periods_before_and_after_an_instant(case, per):
+    tz, at_us = case
+    start, end = periods(per, tz=tz).bounds(at_us)
+    ((*before, begins, ends, _, _, _, _),) = periods(per, tz=tz).twin([at_us])[2]
+    assert (begins, ends) == (start, end)
+    earlier = [periods(per, tz=tz).bounds(begin) for begin in before]
+    assert [begin for begin, _ in earlier] == before
+    assert [end for _, end in earlier] == [*before[1:], start]
+    assert len(before) == 3
+
+
 @given(
     INSTANTS,
     st.sampled_from(["day", "week", "month", "fixed:30d", "fixed:7s"]),
