@@ -57,7 +57,7 @@ from shapekit._runtime.drivers import TASKS, Driver, PatientTimeout, Twin, run, 
 from shapekit.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
 REDIRECTIONS_AT_MOST = 5
 REFRESH_PAUSE_S = 1.0
@@ -84,7 +84,7 @@ _FIXES = {
         "; see whether the socket, or the files that ssl_ options name, are there and may be read"
     ),
 }
-"""How to fix an error of a client, or one that it was raised for."""
+"""How to fix an error of a client, or the error that it was raised for."""
 
 
 class Map:
@@ -594,12 +594,6 @@ def unavailable(error: Exception) -> StoreUnavailableError:
     text = f"refused: {error}" if is_reply else f"does not answer: {type(error).__name__}: {error}"
     # The text of the error itself does not say how to fix it.
     # For trouble with a socket, clients raise an error of their own.
-    found = list(_with_causes(error))
+    found = (error, error.__cause__ or error.__context__)
     fix = next((fix for kinds, fix in _FIXES.items() if any(isinstance(one, kinds) for one in found)), "")
     return StoreUnavailableError(f"Redis {text.removesuffix('.') if fix else text}{fix}")
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
