@@ -54,7 +54,7 @@ FORECASTS = ("tests/algorithms/queue/test_outlook.py", "tests/shaper/test_foreca
 OUTAGES = ("tests/stores/test_resilient_many.py", "tests/stores/test_resilient_sides.py")
 UNDER_A_QUEUE = tuple(
     f"tests/algorithms/queue/test_{name}.py"
-    for name in ("constraints", "given_back", "lives", "many_windows", "mass_cancel")
+    for name in ("constraints", "given_back", "held_windows", "lives", "many_windows", "mass_cancel")
 )
 STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS, RUNS, *UNDER_A_QUEUE)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")

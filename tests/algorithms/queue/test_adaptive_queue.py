@@ -297,6 +297,15 @@ def test_a_hold_ends_without_a_burst():
     assert waits == [5, 6, 7]
 
 
+def test_a_slot_that_was_given_back_changes_nothing_again():
+    queue = AdaptiveQueue(Rate.of(1, SECOND), Rate.of(50, SECOND), None)
+    state, answer, _, _ = queue.reserve(None, START, (1, None, 7))
+    grant = Grant(*answer)
+    state, given_back, _, is_new = queue.cancel(state, START - 1, grant)
+    assert (given_back, is_new) == (True, True)
+    assert queue.cancel(state, START - 1, grant) == (state, False, 0, False)
+
+
 def test_the_smallest_share_there_is_still_moves():
     queue = AdaptiveQueue(Rate.of(1, 10**6 * SECOND), Rate.of(1, SECOND), None)
     assert queue.least >= LEAST
