@@ -259,6 +259,7 @@ def test_a_due_task_starts_between_others_that_come_back_unless_it_would_delay_t
     task = SimpleNamespace(shaped=slow.shaped)
     slow.buffer._consumer.app = SimpleNamespace(tasks={"task": task})
     slow.buffer._consumer.task_consumer = SimpleNamespace(queues=[])
+    slow.buffer._consumer.connection = SimpleNamespace(transport=SimpleNamespace(driver_type="redis"))
     slow.buffer._consumer.pool = pool()
     slow.buffer.open()
     for number in range(2):
