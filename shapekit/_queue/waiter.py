@@ -344,7 +344,7 @@ class PendingWait:
         "stands_until_us",
         *("_ahead_us", "_clock", "_gives_up_us", "_leaves_by_us", "_max_wait_us"),
         *("_core", "_queued_us", "_slot_us", "grant", "queue"),
-        *("_reservation", "exchanges"),
+        *("_promised_ahead_us", "_reservation", "exchanges"),
     )
 
     def __init__(
@@ -354,7 +354,7 @@ class PendingWait:
         self._core = core
         self._clock = core.clock
         self._reservation = reservation
-        self._ahead_us = ahead_us
+        self._ahead_us = self._promised_ahead_us = ahead_us
         self._take(grant, grant.queue or core.queue)
         self.exchanges = 0
         """How often the call missed a prefetched slot and got another one."""
@@ -484,6 +484,7 @@ class PendingWait:
         self.exchanges += 1
         if (grant.generation < 0) is not (self.grant.generation < 0):
             self._ahead_us = 0 if grant.generation < 0 else self._core.status.store_clock.lead_us
+        self._promised_ahead_us = self._ahead_us
         self._take(grant, grant.queue or self._core.queue)
         self.is_held = self.is_marked = grant.held
         self.due_us = self._slot_us = grant.departs_at_us + self._ahead_us
@@ -526,7 +527,7 @@ class PendingWait:
         move it. A late call that has got another slot keeps it unless a hold lasts longer.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
-        own = self.grant.generation
+        own, before_us = self.grant.generation, self._ahead_us
         if min(generation, own) >= 0:
             self._ahead_us = ahead_us  # else this is a fallback's answer or slot, on another clock
         self.is_marked = mark_us + ahead_us > now_us
@@ -534,10 +535,16 @@ class PendingWait:
             moved = followed(self.grant, key_state.changes, self._core.queue.constraints)
             if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
                 self.is_held = False
+                # However far the store's clock was set back, the slot is the one that was promised.
+                back_us = max(0, before_us - self._promised_ahead_us)
+                self.due_us, self._slot_us = self.due_us - back_us, self._slot_us - back_us
+                self._promised_ahead_us = self._ahead_us
                 return
             self._take(moved, key_state.queue)
+        # The store's clock may be set right again, so the call watches the key as in a hold.
+        is_set_back = ahead_us - self._promised_ahead_us > SOON_US
         # A hold that ends soon cannot be ended sooner, and need not be watched.
-        self.is_held = until_us + ahead_us > now_us + SOON_US or bool(clock)
+        self.is_held = until_us + ahead_us > now_us + SOON_US or bool(clock) or is_set_back
         if self.moves:
             is_over = not self.stands_until_us or until_us <= self.stands_until_us
             self.is_held = self.is_held and not is_over
@@ -606,7 +613,8 @@ class KeyState(NamedTuple):
 
     def is_like(self, other: KeyState) -> bool:
         """Whether both states mean the same for the calls that wait at the key."""
-        return (self[:3], self.clock) == (other[:3], other.clock)
+        is_set = abs(self.ahead_us - other.ahead_us) > SOON_US  # the store's clock
+        return (self[:3], self.clock) == (other[:3], other.clock) and not is_set
 
 
 class _Question:
