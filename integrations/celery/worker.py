@@ -835,13 +835,15 @@ class MessageBuffer:
         with self._lock:
             entry = self._alarms.call_after(length_s, partial(self._wake, delivery))
             self._waiting[delivery] = entry, lets_other_in
-            is_crowded, crowd = len(self._waiting) >= self._crowd, self._crowd
-            self._crowd = math.inf if is_crowded else crowd
+            waiting = len(self._waiting)
+            is_crowded = waiting >= self._crowd
+            if is_crowded:
+                self._crowd = math.inf
         if is_crowded:
             log.warning(
                 "all %d messages that the worker may fetch at a time wait for their slots, and RabbitMQ lets"
                 " no more in meanwhile: raise worker_prefetch_multiplier, or tasks without a limit wait, too",
-                crowd,
+                waiting,
             )
 
     def _wake(self, delivery: Delivery) -> None:

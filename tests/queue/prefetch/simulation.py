@@ -146,15 +146,15 @@ class Worker:
             self.world.after(self._way_us(), lambda: back(standing))
 
         def back(standing):
-            self.buffer.hear(
-                KeyState(*standing[:3], self.now - standing[3], mark_us=standing[4]),
-                sent_us,
-                self.now,
-                doubts,
-            )
+            self._hear(standing, sent_us, doubts)
             then()
 
         self.world.after(self._way_us(), arrive)
+
+    def _hear(self, standing, sent_us, doubts):
+        generation, shift_us, until_us, there_us, mark_us = standing
+        key_state = KeyState(generation, shift_us, until_us, self.now - there_us, mark_us=mark_us)
+        self.buffer.hear(key_state, sent_us, self.now, doubts)
 
     def _way_us(self):
         return self._trip_us / 2 + self.world.dice.randint(0, self._jitter_us)
@@ -226,12 +226,7 @@ class Worker:
             return
         self._is_away = False
         if standing is not None:
-            self.buffer.hear(
-                KeyState(*standing[:3], self.now - standing[3], mark_us=standing[4]),
-                sent_us,
-                self.now,
-                doubts,
-            )
+            self._hear(standing, sent_us, doubts)
         if granted is not None:
             answers = self.buffer.fill(granted[: len(callers)], granted[len(callers) :], self.now)
             for caller, answer in zip(callers, answers, strict=True):
